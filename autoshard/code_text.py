@@ -55,7 +55,7 @@ def fresh(stem: str, taken: Collection[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """One line: newlines, control and direction marks, and what no file can hold are written as escapes."""
+    """Text on one line: newlines, control and direction marks, and what no file can hold are written as escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -81,7 +81,7 @@ def docstring_text(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Markdown that shows `text` as it is."""
+    """Markdown that shows `text` unchanged."""
     return _MARKS.sub(r"\\\1", printable(text))
 
 
@@ -94,7 +94,7 @@ def code_span(text: str) -> str:
 
 
 def typed(*words: str | Path) -> str:
-    """A command, or a part of one, as it is typed in a shell. A path that begins with a dash is no option."""
+    """A command, or a part of one, as typed in a shell. A path that begins with a dash is no option."""
     return " ".join(map(_word, words))
 
 
@@ -118,5 +118,5 @@ def _word(word: str | Path) -> str:
 
 
 def _bytes_of(char: str) -> str:
-    """Whatever the locale of the shell is. Three octal digits: what follows can't be one of them."""
+    """Octal escapes, for any locale of the shell. Three digits each: what follows can't be one of them."""
     return "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape"))

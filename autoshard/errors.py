@@ -1,4 +1,4 @@
-"""The errors a user can see: each has an exit code, and says what, where, and what to try."""
+"""Errors shown to a user: each has an exit code, and says what, where, and what to try."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ ROWS = 20  # of a long table that are shown
 
 
 class UserError(Exception):
-    """A mistake in what a user gave us. `hint` says what to try; shown without a traceback."""
+    """A mistake in the user's input. `hint` says what to try; shown without a traceback."""
 
     exit_code = 2
 
@@ -27,7 +27,7 @@ class UsageError(UserError):
 
 
 class InfeasibleError(UserError):
-    """No plan was found that fits. `proven`: there is none; the message says so in words."""
+    """No plan was found that fits. `proven`: none exists; the message says so in words."""
 
     exit_code = 3
 

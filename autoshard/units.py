@@ -1,4 +1,4 @@
-"""Quantities with units to floats in SI (bytes, bytes/s, seconds, FLOP/s) and back.
+"""Converts quantities with units to floats in SI (bytes, bytes/s, seconds, FLOP/s) and back.
 
 `parse_bandwidth("392 GB/s")` is 3.92e11 bytes/s and `format_bandwidth(3.92e11)` is "392 GB/s". Capacities print with
 binary prefixes (GiB), rates with decimal ones (GB/s); both kinds of prefix are read for bytes.
@@ -42,7 +42,7 @@ _PLAIN = {"bytes": "GiB", "bandwidth": "GB/s", "seconds": "s", "flop_rate": "TFL
 
 
 def parse_quantity(text: str, dimension: str) -> float:
-    """`dimension` is bytes, bandwidth, seconds or flop_rate. Raises UsageError that names the value."""
+    """Parses `text` to SI units; `dimension` is bytes, bandwidth, seconds or flop_rate. UsageError names the value."""
     match, example = _QUANTITY.match(text), f'"{_EXAMPLE[dimension]}"'
     units = _UNITS[dimension]
     if match is None or match[2] not in units:

@@ -1,4 +1,4 @@
-"""From a user's model to the files of a package, one function per stage.
+"""Workflow from a user's model to the files of a package, one function per stage.
 
 Heavy modules are imported where they are used, so that `autoshard --help` is quick and a saved graph needs no torch.
 """
@@ -39,7 +39,7 @@ Arguments = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model as the user named it. `precision` and `optimizer` are None where the user said nothing."""
+    """Model as the user named it. `precision` and `optimizer` are None if the user did not set them."""
 
     spec: str
     arguments: Arguments
@@ -52,7 +52,7 @@ class ModelRequest:
 
 
 def read_graph(request: ModelRequest) -> Graph:
-    """Capture the model, or read a graph saved by `autoshard trace`."""
+    """Captures the model, or reads a graph saved by `autoshard trace`."""
     check_spec(request.spec)  # before torch is imported
     if request.spec.endswith(".json"):
         return _saved_graph(request)
@@ -67,7 +67,7 @@ def read_graph(request: ModelRequest) -> Graph:
 
 
 def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs, looked at before a capture, which may take long. UsageError where they are of one sample."""
+    """Inputs, checked before a capture, which may take long. UsageError if they have one sample."""
     from autoshard.rules.resize.rebatch import check_several
 
     check_several([tuple(x.shape) for x in inputs])
@@ -75,8 +75,8 @@ def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
-    """`graph` of the model `spec`, with what the model, captured again, tells of other sizes; once. Of a graph from a
-    file, whose model is not there, there is none."""
+    """`graph` of the model `spec` with its other possible sizes, found once by further captures. Unchanged for a graph
+    from a file, whose model is not there."""
     if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
@@ -94,7 +94,7 @@ def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
 
 
 def checked(captured: Graph) -> Graph:
-    """A captured graph whose calls were tried, with rules for the operators that had none; says what was assumed."""
+    """Captured graph with its calls tried and rules added for operators without one; prints what was assumed."""
     from autoshard.rules.proof.discover import with_discovered
     from autoshard.verification.operator_calls import check_calls, run_emitted
 
@@ -109,7 +109,7 @@ def checked(captured: Graph) -> Graph:
 
 
 def check_modules(graph: Graph, where: str, allowed: Sequence[str]) -> None:
-    """A graph from elsewhere names modules that its package imports: UsageError for one that nobody has confirmed."""
+    """Raises UsageError for a graph from elsewhere whose package would import a module that nobody has confirmed."""
     for item in graph.registrations:
         if item.module and item.module not in allowed:
             targets = ", ".join(item.targets)
@@ -158,7 +158,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
 
 @dataclass(frozen=True)
 class Made:
-    """A plan, sentences about settings that did not count, what took how long, and the front, if it was asked for."""
+    """Plan, sentences on settings that were not used, a log of durations, and the front, if it was asked for."""
 
     plan: Plan
     ignored: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ MESH_SECONDS = 120.0  # CPU time of a mesh search without --time-limit
 
 
 def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> None:
-    """What can be known to be wrong before torch is imported and the model captured. Raises a UserError."""
+    """Raises a UserError for mistakes that can be found before torch is imported and the model captured."""
     from autoshard.cluster.hardware import check_devices, check_mesh, check_precision
     from autoshard.solvers import check_names
 
@@ -195,10 +195,10 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
 
 @infrequent_gc()
 def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
-    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for; of a histogram of dynamic sizes
+    """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for; for a histogram of dynamic sizes
     the one with the least expected step.
 
-    Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that can't be.
+    Ctrl-C ends the search with the best plan so far. Raises UsageError for settings that are not possible.
     """
     if wanted.servers.said:
         return _on_servers(graph, hardware, wanted)
@@ -239,7 +239,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 
 
 def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
-    """A worker's plan, and what its servers make of it."""
+    """A worker's plan, completed with its servers."""
     from autoshard.servers.server_plan import WORKER, server_plan, worker_search
     from autoshard.servers.server_request import ServerRequest
 
@@ -256,7 +256,7 @@ def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made
 
 
 def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
-    """The front and the log are those of the largest sizes."""
+    """Plan with the least expected step; its front and log are those of the largest sizes."""
     from autoshard.constraints.model_request import with_requests
     from autoshard.constraints.size_histogram import points_for
     from autoshard.replay.expected_step import expected_plan, expected_styles
@@ -276,13 +276,13 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     completed = partial(_with_step, graph=graph, hardware=hardware, wanted=alone.of_one_stage())
 
     def known() -> tuple[StylePlan, ...]:
-        """None at levels at which no size is searched by itself."""
+        """Styles with their expected steps; none at levels that search no size by itself."""
         if len(searched) == 1:
             return ()
         return expected_styles(by_graph[id(graph)].styles, [by_graph[id(at)].styles for at in searched[1:]], points)
 
     def styles(bar: float) -> Iterator[Plan]:
-        """Of styles that take less than `bar`, each at its best at every size: one plan may, too."""
+        """Plans of styles that take less than `bar` with the best plan at every size: a single plan may, too."""
         names = {style.title: name for name, style in STYLES.items()}
         for style in known():
             if alone.strategy == "best" and not alone.pins and 0 < style.predicted_seconds < bar:
@@ -302,7 +302,7 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
 def _stepped(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
 ) -> tuple[Plan, tuple[Point, ...], SearchTask | None]:
-    """What `_searched` gives, with the whole step that is asked for, which fits."""
+    """Result of `_searched` with the requested whole step, within the memory limit."""
     from autoshard.constraints.model_request import asks_of_the_step
 
     if not wanted.step.said and not asks_of_the_step(graph):
@@ -355,7 +355,7 @@ def _stepped(
 
 
 def used_hardware(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Hardware:
-    """Of several kinds of devices those that the ranks asked for are on."""
+    """Hardware reduced to the kinds of devices that the requested ranks are on, if it has several."""
     from autoshard.cluster.device_kinds import used
     from autoshard.constraints.model_request import with_requests, without_idle_place
 
@@ -369,7 +369,7 @@ def used_hardware(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Ha
 
 
 def check_place_devices(hardware: Hardware, wanted: SearchRequest) -> None:
-    """UsageError where the meshes of all stages or places have more devices than there are."""
+    """Raises UsageError if the meshes of all stages or places have more devices than there are."""
     from autoshard.cluster.hardware import check_devices
 
     meshes = wanted.step.place_meshes
@@ -394,7 +394,7 @@ def _with_step(plan: Plan, graph: Graph, hardware: Hardware, wanted: SearchReque
 
 
 def _clock(wanted: SearchRequest) -> Clock:
-    """Of the search: the user's limit, or that of a mesh search. CPU time: what else the machine does costs no plan."""
+    """Clock with the user's time limit, or a mesh search's, in CPU time: other load on the machine costs no plan."""
     from autoshard.solvers.common.solver_options import Clock, Computing
 
     if wanted.time_limit_seconds is not None:
@@ -411,7 +411,7 @@ def _styles(
     task: SearchTask | None,
     cache: DiskCache | None,
 ) -> tuple[StylePlan, ...]:
-    """Known styles on the plan's mesh, whatever time is left; Ctrl-C leaves the rest of them out."""
+    """Known styles on the plan's mesh, whatever time is left; Ctrl-C leaves out the remaining ones."""
     from autoshard.search.cached.search_cache import unhurried
     from autoshard.search.search_task import timed
     from autoshard.search.select_plan import simulate_styles
@@ -428,7 +428,7 @@ def _styles(
 
 
 def _cache_log(cache: DiskCache | None) -> Log:
-    """For the log: what was read of the cache, and why it was not written."""
+    """Log lines: what was read from the cache, and why it was not written."""
     if cache is None:
         return []
     return [(text, 0.0) for text in (*(f"read from the cache: {kind}" for kind in cache.used), *cache.faults)]
@@ -437,7 +437,7 @@ def _cache_log(cache: DiskCache | None) -> Log:
 def _searched(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, clock: Clock, log: Log
 ) -> tuple[Plan, tuple[Point, ...], SearchTask | None]:
-    """The plan, the front where it is asked for, and the search if it leaves nothing out."""
+    """The plan, the front if it is asked for, and the search if it leaves nothing out."""
     from autoshard.search import memory_fit, pareto_front, search_task, select_plan
     from autoshard.search.mesh_search import search_meshes
     from autoshard.solvers.common.solver_options import Options, interruptible
@@ -463,7 +463,7 @@ def _searched(
 def verify_package(
     path: Path, built: SimulatedPlan, backend: Literal["gloo", "lockstep"], full: bool, arguments: Arguments
 ) -> Proof:
-    """Run the package's own files against the original model, and note the outcome in the package and its report.
+    """Runs the package's own files against the original model, and notes the outcome in the package and its report.
 
     `built`: the plan that was read from it.
     """

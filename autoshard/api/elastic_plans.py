@@ -16,7 +16,7 @@ from autoshard.units import counted
 
 
 def numbers_of_devices(devices: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The most first. UsageError for one twice."""
+    """Numbers of devices, the largest first. UsageError for one given twice."""
     numbers = (devices,) if isinstance(devices, int) else tuple(devices or ())
     twice = next((number for number in numbers if numbers.count(number) > 1), None)
     if twice is not None:
@@ -25,7 +25,7 @@ def numbers_of_devices(devices: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def check_elastic(wanted: SearchRequest, others: Sequence[int]) -> None:
-    """UsageError where plans for `others`, too, can't be of one job."""
+    """UsageError where one job can't also have plans for `others`."""
     if others and wanted.mesh is not None:
         raise UsageError(f"--mesh {wanted.mesh} is one number of devices", "--devices alone, and pins")
     if others and wanted.pareto:

@@ -1,4 +1,4 @@
-"""A model that is there as an object: copied without its memory, called with flat tensors, captured."""
+"""A model that exists as an object: copied without its memory, called with flat tensors, captured."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def captured(
 
 
 def captured_again(live: LiveModel, graph: Graph) -> Graph:
-    """`graph`, the capture of `live`, with what another capture tells of its sizes."""
+    """`graph`, the capture of `live`, with what another capture shows of its sizes."""
 
     def again(samples: int, length: int) -> Graph:
         other = LiveModel(live.module, copy.copy(live.call), with_sizes(live.tensors, samples, length))
@@ -91,15 +91,15 @@ def same_tensors(model: nn.Module) -> nn.Module:
 
 
 def _held(model: nn.Module) -> list[Tensor]:
-    """Its parameters and buffers, and what is computed of them before a forward, which `copy.deepcopy` refuses: the
-    weights of `torch.nn.utils.weight_norm` and `prune`."""
+    """Parameters and buffers of the model, and tensors computed from them before a forward, which `copy.deepcopy`
+    refuses: the weights of `torch.nn.utils.weight_norm` and `prune`."""
     attributes = (x for module in model.modules() for x in vars(module).values())
     computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
     return [*model.parameters(), *model.buffers(), *computed]
 
 
 def on_cpu(live: LiveModel) -> LiveModel:
-    """The same model and inputs on tensors of its own, on the CPU; what is on meta is zero."""
+    """Copy of the model and inputs with tensors of its own, on the CPU; tensors on meta become zeros."""
     with torch.no_grad():
         memo = {id(x): _real(x) for x in _held(live.module)}
     module = copy.deepcopy(live.module, memo)

@@ -1,4 +1,4 @@
-"""A plan of a model that is there as an object, run against that very object in float64."""
+"""Verification of a plan against the very object that it is the plan of, in float64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autoshard.verification.verify_folder import by_rows
 
 
 def verified(plan: PlannedModel, live: LiveModel, backend: Backend) -> Proof:
-    """See `autoshard.verify`."""
+    """Proof of a plan of the object `live`, see `autoshard.verify`."""
     program, graph = plan.simulated.program, plan.graph
     run_plan: Plan = plan.plan
     if run_plan.mesh.size > MOST_RANKS:

@@ -1,4 +1,4 @@
-"""What the command line does with a package beside the verbs of the interface: explain, compare, export, its files."""
+"""Verbs on a package that only the command line has: explain, compare, export, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def explain(plan: PlannedModel, what: str | None = None, why_not: str | None = None) -> Explained:
-    """What each choice costs and what comes next; `why_not`: what another choice at `what` would cost."""
+    """Cost of each choice and of the next best one; `why_not`: the cost of another choice at `what`."""
     from autoshard.text.explain import explain as explained
 
     folder = "DIR" if plan.folder is None else str(plan.folder)
@@ -28,7 +28,7 @@ def explain(plan: PlannedModel, what: str | None = None, why_not: str | None = N
 
 
 def diff(one: PlannedModel, other: PlannedModel) -> Difference:
-    """Which decisions differ, and what that is predicted to cost."""
+    """Decisions that differ between two plans, and the predicted cost of that."""
     from autoshard.text.plan_diff import diff as differences
 
     return differences(one.plan, one.graph, other.plan, other.graph)
@@ -44,7 +44,7 @@ def read_run(plan: PlannedModel, trace: Path) -> MeasuredStep:
 
 
 def compare(plan: PlannedModel, measured: MeasuredStep) -> Comparison:
-    """A real run beside the prediction."""
+    """Comparison of a real run with the prediction."""
     from autoshard.trace_comparison.differences import compare as compared
 
     built = plan.simulated
@@ -52,7 +52,7 @@ def compare(plan: PlannedModel, measured: MeasuredStep) -> Comparison:
 
 
 def fit_run(plan: PlannedModel, measured: MeasuredStep, out: Path) -> RunFiles:
-    """A profile and constants as the run had them, written to `out`."""
+    """Writes a profile and constants that predict the run to `out`."""
     from autoshard.calibrate import run_files, run_fit
 
     built = plan.simulated
@@ -62,13 +62,13 @@ def fit_run(plan: PlannedModel, measured: MeasuredStep, out: Path) -> RunFiles:
 
 
 def compiled(plan: PlannedModel) -> PlannedModel:
-    """Its step with blocks that `train.py --compile` has compiled."""
+    """The plan with its step simulated with blocks that `train.py --compile` has compiled."""
     check_one_batch(plan.plan.step, "--compiled")
     return replace(plan, compiled=True)
 
 
 def at_sizes(plan: PlannedModel, text: str) -> PlannedModel:
-    """Its step at other dynamic sizes, as `batch=16,sequence=256`. UsageError for one that is not allowed."""
+    """Plan with its step at other dynamic sizes, as `batch=16,sequence=256`. UsageError for one not allowed."""
     from autoshard.constraints.size_histogram import read_histogram
     from autoshard.graph_capture.dynamic_sizes.graph_numbers import sizes_of
     from autoshard.graph_capture.dynamic_sizes.numbers import resized

@@ -1,4 +1,4 @@
-"""A plan on its way from rank 0 to the others."""
+"""Broadcast of a plan from rank 0 to the other ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PlanMessage = tuple[str, str, str, tuple[str, ...], Any, bool]
 
 
 def from_rank_0(make: Callable[[], PlannedModel], model: Any = None, args: tuple[Any, ...] = ()) -> PlannedModel:
-    """What `make` gives on rank 0, on every rank, of this rank's own `model`. `args`: its inputs, targets, loss, and
-    whether it is trained."""
+    """Plan that `make` returns on rank 0, on every rank, with that rank's own `model`. `args`: its inputs, targets,
+    loss, and whether it is trained."""
     message = ranks.from_rank_0(lambda: _encoded(make()), ranks.device_type(None))
     return _decoded(message, model, args)
 

@@ -1,4 +1,4 @@
-"""Earlier plans in a folder that a program names: whole, beside what searches found (`system/disk_cache`)."""
+"""Cache of whole plans in a folder that a program names, next to what searches found (`system/disk_cache`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder_of_plans(said: str | Path | bool | None) -> DiskCache | None:
 
 
 def cached_plan(cache: DiskCache, graph: Graph, hardware: Hardware, request: SearchRequest) -> Plan | None:
-    """The very plan; None where it was not made before, or more than a plan is asked for."""
+    """Cached plan of exactly this request; None where there is none, or where more than one plan is asked for."""
     content = None if request.pareto else cache.read(_KIND, _key(graph, hardware, request))
     try:
         plan = plan_json.loads(content.decode()) if content is not None else None
@@ -34,7 +34,7 @@ def cached_plan(cache: DiskCache, graph: Graph, hardware: Hardware, request: Sea
 
 
 def store_plan(cache: DiskCache, plan: Plan, graph: Graph, hardware: Hardware, request: SearchRequest) -> None:
-    """But one that a clock cut short."""
+    """Writes the plan to the cache, unless a time limit ended its search or several plans were asked for."""
     if not plan.search.cut_short and not request.pareto:
         cache.write(_KIND, _key(graph, hardware, request), plan_json.dumps(plan).encode())
 

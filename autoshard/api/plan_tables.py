@@ -12,10 +12,10 @@ from autoshard.program.lower import chosen_strategies
 
 
 def parameter_layouts(plan: PlannedModel) -> dict[str, dict[str, Any]]:
-    """Of every parameter and buffer by name: how it is stored between steps, as JSON data.
+    """Layout of every parameter and buffer between steps, by name, as JSON data.
 
-    `mesh` names its axes with their sizes, `layout` is one placement per axis, `dims` the axes that cut each dim (outer
-    ones first), `counts` how often, `shape` and `local_shape` (of rank 0) the whole and a device's part.
+    `mesh` names its axes with their sizes, `layout` is one placement per axis, `dims` the axes that shard each dim
+    (outer ones first), `counts` how often, `shape` and `local_shape` (of rank 0) the whole and a device's part.
     """
     mesh = plan.plan.mesh
     return {
@@ -61,7 +61,7 @@ def operator_strategies(plan: PlannedModel) -> list[dict[str, Any]]:
 
 
 def strategies_text(plan: PlannedModel) -> str:
-    """The same to read, a line an operator: `linear = aten.linear(x, first.weight)  ((2, 1), (2, 1))  pin`."""
+    """Text of these, a line an operator: `linear = aten.linear(x, first.weight)  ((2, 1), (2, 1))  pin`."""
     lines = []
     for row in operator_strategies(plan):
         operands = ", ".join(str(name) for name in row["operands"] if name is not None)

@@ -1,4 +1,4 @@
-"""What the verbs of the Python interface hand to each other: a captured model, and a planned one."""
+"""Captured and planned models, which the verbs of the Python interface pass to each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoshard.system.files import write_text
 
 @dataclass(frozen=True, eq=False)
 class CapturedModel:
-    """A graph, and the model that it was captured from where that was an object."""
+    """A graph, and the model that it was captured from if that was an object."""
 
     graph: Graph
     origin: Origin = field(default_factory=Origin)
@@ -31,7 +31,7 @@ class CapturedModel:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model learns."""
+        """Number of trained numbers of the model."""
         return sum(self.graph.tensor(p.tensor).numel for p in self.graph.parameters)
 
     @property
@@ -73,7 +73,7 @@ class PlannedModel:
 
     @property
     def extras(self) -> ReportExtras:
-        """What its report shows in addition: from the search, or from its package."""
+        """Additional content of its report: from the search, or from its package."""
         return ReportExtras(self.styles, self.front) if self.folder is None else read_extras(self.folder)
 
     @property
@@ -90,7 +90,7 @@ class PlannedModel:
 
 
 def with_sizes_asked(plan: PlannedModel) -> Graph:
-    """Its graph, with what its model tells of other sizes, where it is at hand and was not asked before."""
+    """The plan's graph, with what its model shows of other sizes if it is at hand and was not asked before."""
     if plan.folder is not None:
         return plan.graph
     return sizes_asked(plan.graph, plan.live, plan.plan.model, plan.plan.model_arguments)
@@ -99,7 +99,7 @@ def with_sizes_asked(plan: PlannedModel) -> Graph:
 def sizes_asked(
     graph: Graph, live: LiveModel | None, spec: str, arguments: tuple[tuple[str, str | int | float | bool], ...]
 ) -> Graph:
-    """`graph`, of a model that is there as an object or by its name."""
+    """`graph` with what its model, an object or one named by text, shows of other sizes."""
     if graph.free_sizes or graph.dynamic:
         return graph
     if live is not None:

@@ -1,4 +1,4 @@
-"""The processes that torchrun started: joined once, rank 0 speaks, the others hear."""
+"""Processes that torchrun started: joined once; rank 0 broadcasts to the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def device_type(device: str | torch.device | None) -> str:
 
 
 def started() -> int:
-    """How many processes there are; 1 without torchrun."""
+    """Number of processes; 1 without torchrun."""
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -53,18 +53,18 @@ def parallel_mesh(mesh: Mesh, device: str, host: bool = False) -> ParallelMesh:
 
 
 def on_host(plan: Plan) -> bool:
-    """Whether any of it lies in host memory."""
+    """True if a parameter of the plan lies in host memory."""
     return any(parameter.layout.host for parameter in plan.parameters)
 
 
 def join(device: str) -> None:
-    """The process group of all, unless there is one."""
+    """Makes the process group of all processes, unless there is one."""
     if not dist.is_initialized() and started() > 1:
         ParallelMesh.from_environment({"all": started()}, BACKENDS[device], host=True)  # a plan may want the hosts
 
 
 def from_rank_0(make: Callable[[], _Result], device: str) -> _Result:
-    """What `make` gives on rank 0, or the error that it raises there, on every rank."""
+    """Result of `make` on rank 0, on every rank; an error that it raises there is raised on every rank."""
     if started() == 1:
         return make()
     join(device)

@@ -1,4 +1,4 @@
-"""What a program says of a search, as the search reads it: texts, numbers and tables instead of options."""
+"""Settings of a search as a program gives them (texts, numbers and tables), read into requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEP = tuple(field.name for field in dataclasses.fields(StepRequest) if field.na
 
 @dataclass(frozen=True)
 class Words:
-    """How one says the mesh and the devices here, and what to try."""
+    """Spellings of the mesh and the devices in this interface, and what to try."""
 
     missing: tuple[str, str]
     unequal: tuple[str, str]
@@ -67,7 +67,7 @@ def search_request(
     further: Mapping[str, Any],
     mode: str = "auto",
 ) -> SearchRequest:
-    """As a program says it. UsageError names the setting that can't be."""
+    """Search request from a program's settings. UsageError names a setting that is not valid."""
     if devices is not None and (type(devices) is not int or devices < 1):
         several = "a plan for each number, then write(first, folder, also=others)"
         raise UsageError(
@@ -144,12 +144,12 @@ def wanted(
 
 
 def sizes(points: Any) -> tuple[size_histogram.SizePoint, ...]:
-    """How often steps have which dynamic sizes, as --sizes has it, or as rows; of nothing nothing."""
+    """Histogram of dynamic sizes from the text of --sizes or from rows; empty without any."""
     return size_histogram.histogram(points) if points else ()
 
 
 def server_request(said: Mapping[str, Any]) -> ServerRequest:
-    """`said`: some of SERVERS."""
+    """Server request with the settings `said`, some of SERVERS."""
     fields = {name: said[name] for name in SERVERS[1:] if said.get(name) is not None}
     if "workers" in fields:
         fields["workers"] = str(fields["workers"])
@@ -157,7 +157,7 @@ def server_request(said: Mapping[str, Any]) -> ServerRequest:
 
 
 def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | None = None) -> StepRequest:
-    """`said`: fields of STEP; `file`: further pins."""
+    """Step request with the settings `said`, fields of STEP; `file`: further pins."""
     texts = (*(pin_file_texts(file) if file else ()), *pins)
     meshes = said.get("place_mesh") or ()
     if isinstance(meshes, Mapping):
@@ -169,12 +169,12 @@ def step_request(said: Mapping[str, Any], pins: tuple[str, ...], file: Path | No
 def verify_request(
     verify: bool, backend: Backend | None, full: bool, arguments: Mapping[str, str | int | float | bool]
 ) -> VerifyRequest | None:
-    """None where nothing asks for it: what says how to verify does, too."""
+    """Request to verify; None where nothing asks for it (arguments that say how to verify do ask for it)."""
     return VerifyRequest(backend or "gloo", full, arguments) if verify or backend or full or arguments else None
 
 
 def read_mesh(mesh: str | Mesh | Mapping[str, int] | None) -> Mesh | None:
-    """A mesh as a user says it. UsageError for one that can't be, or whose names say what other options do."""
+    """Mesh from what a user wrote. UsageError for one that is not valid, or whose names mean what other options do."""
     if mesh is None:
         return None
     if isinstance(mesh, Mapping):

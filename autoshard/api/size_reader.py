@@ -57,5 +57,5 @@ def _shapes(batch: Any) -> Iterator[Shape]:
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A file for `autoshard plan --sizes`."""
+    """Text of a file for `autoshard plan --sizes`."""
     return "[\n " + ",\n ".join(json.dumps(row) for row in rows) + "\n]\n"

@@ -41,7 +41,7 @@ from autoshard.whole_step_search.step_request_space import searched_step, with_m
 
 @dataclass(frozen=True, eq=False)
 class StepAnswer:
-    """What was found, and its plan, of the graph at the batch of its micro-batch."""
+    """Result of a joint search, and its plan: of the graph at the batch of its micro-batch."""
 
     found: JointResult
     plan: PlannedModel
@@ -49,7 +49,7 @@ class StepAnswer:
 
 
 def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest) -> StepAnswer:
-    """UsageError for settings that such a search does not have, InfeasibleError where nothing divides or fits."""
+    """Best step. UsageError for settings that this search lacks, InfeasibleError where nothing divides or fits."""
     samples = next((size.name for size in model.graph.dynamic if any(dim == 0 for _, dim in size.dims)), None)
     if samples is not None:
         message = f"--global-batch says how many samples a step has, and {samples} can change in each step"
@@ -74,7 +74,7 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
 
 
 def _styles(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[StylePlan, ...]:
-    """With the mean step over the plan's sizes, where it has any."""
+    """Plans in known styles, with the mean step over the plan's sizes, if it has any."""
     largest = style_plans(plan, graph, hardware)
     points = [SizePoint(row.sizes, row.weight) for row in plan.search.sizes]
     graphs = [resized(graph, dict(point.sizes)) for point in points]
@@ -86,8 +86,8 @@ def _styles(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[StylePlan, ..
 def _expected(
     joint: JointResult, hardware: Hardware, origin: Origin, wanted: SearchRequest
 ) -> tuple[JointResult, Graph, Plan]:
-    """Of the steps that were found at the largest sizes, and fit there, that with the least expected one: it was the
-    third to eighth best there in 6 of 8 trials."""
+    """Step with the least expected time over the sizes, among those found at the largest sizes that fit there: it was
+    the third to eighth best there in 6 of 8 trials."""
     points = points_for(wanted.sizes, joint.line.graph.dynamic)
     candidates: list[tuple[JointResult, Graph, Sized]] = []
     every = joint.best, *joint.others
@@ -111,7 +111,7 @@ def _expected(
 
 
 def _as_found(step: StepRequest, joint: JointResult, graph: Graph) -> StepRequest:
-    """What asks for this very step: all that was found outside its blocks, so that the search is quick."""
+    """Request for exactly this step: all that was found outside its blocks is fixed, so that the search is quick."""
     choice = joint.best.problem.choice
     several = choice.stages > 1
     return replace(
@@ -129,7 +129,7 @@ def _as_found(step: StepRequest, joint: JointResult, graph: Graph) -> StepReques
 
 
 def _again(step: StepRequest, joint: JointResult) -> str | None:
-    """The ways of computing again that its blocks have, of those that were asked for."""
+    """Kinds of recompute that its blocks have, of those that were asked for."""
     problem, blocks = joint.best.problem, joint.line.blocks
     pairs = zip(problem.kinds, joint.best.plan.points, strict=True)
     keeps = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
@@ -146,7 +146,7 @@ def _is_kept(word: str, keeps: set[str]) -> bool:
 def _of_orders(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin
 ) -> tuple[Hardware, JointResult, Graph, Plan]:
-    """The fastest of what is found for each order of the kinds of devices, with the bound on all."""
+    """Fastest step found for any order of the kinds of devices, with the lower bound on all."""
     wanted.check_kinds(hardware)
     answers: list[tuple[Hardware, JointResult, Graph, Plan]] = []
     refused: list[InfeasibleError] = []
@@ -169,9 +169,8 @@ def _of_orders(
 def _fitting(
     graph: Graph, hardware: Hardware, wanted: SearchRequest, origin: Origin
 ) -> tuple[JointResult, Graph, Plan]:
-    """The best step whose own program fits: where that holds more than the costs of its blocks say, these are given as
-    much less room; where that makes the step slower, what lies between is tried. InfeasibleError where none is
-    found."""
+    """Best step whose own program fits. Where that holds more than its blocks' costs state, they are given that much
+    less room; where this makes the step slower, limits between are tried. InfeasibleError where none is found."""
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     stores = FrontStores(graph, hardware)
     first = _made(graph, hardware, wanted, origin, limit, stores)
@@ -209,7 +208,7 @@ def _fitting(
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """What was found, made a plan of `graph`, and what was asked for it."""
+    """Result `found` of a joint search, its plan of `graph`, and the request `asked` for it."""
 
     found: JointResult
     graph: Graph
@@ -218,7 +217,7 @@ class _Made:
 
     @property
     def bytes(self) -> float:
-        """Of its own program."""
+        """Peak bytes of its own program."""
         return self.found.best.program_bytes
 
     @property
@@ -235,10 +234,10 @@ def _made(
     stores: FrontStores,
     wider: JointResult | None = None,
 ) -> _Made:
-    """The best step that can be made a plan. What parts of a model may not share, a weight or a buffer, is known of
-    the parts alone: where the best can't be made, a search of fewer parts follows, as far as the request leaves that.
-    `limit_bytes`: of programs, which those that fit are taken by; `wider`: what was found within more, with its bound
-    on all."""
+    """Best step that can be made a plan. Which weights or buffers parts of a model may not share is known of the parts
+    alone: where the best can't be made, a search of fewer parts follows, as far as the request allows that.
+    `limit_bytes` limits programs, among which those that fit are chosen; `wider`: the result within a larger limit,
+    with its bound on all."""
     joint = replace(searched_step(graph, hardware, wanted, stores, wider is None), limit_bytes=limit_bytes)
     joint = replace(joint, bound=wider.bound) if wider else joint
     try:
@@ -252,7 +251,7 @@ def _made(
 
 
 def _fewer_parts(wanted: SearchRequest, choice: ParallelConfig) -> SearchRequest | None:
-    """With one part a stage, else with one stage; None where that was not left open."""
+    """Request with one part a stage, else with one stage; None where that was not left open."""
     step = wanted.step
     if choice.virtual_stages > 1 and step.virtual_stages in (None, AUTO) and step.schedule in (None, AUTO):
         return replace(wanted, step=replace(step, virtual_stages=1))

@@ -1,4 +1,4 @@
-"""What `shard` is given for inputs, outputs, parameters and data, as pins and layouts."""
+"""Arguments of `shard` for inputs, outputs, parameters and data, as pins and layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLE = "in_strategy=((4, 2), None), one entry a tensor"
 
 @dataclass(frozen=True)
 class Strategies:
-    """As `shard` was given; None: nothing was said. `dataset`: full_batch, data_parallel, or counts per input."""
+    """Strategies given to `shard`; None: not given. `dataset`: full_batch, data_parallel, or counts per input."""
 
     inputs: tuple[How, ...] | None = None
     outputs: tuple[How, ...] | None = None
@@ -30,7 +30,7 @@ class Strategies:
     dataset: str | tuple[Counts, ...] = FULL
 
     def counts(self) -> list[Counts]:
-        """Every cut that a mesh must have."""
+        """Shard counts that a mesh must have."""
         said = [*(self.inputs or ()), *(self.outputs or ()), *(how for _, how in self.parameters)]
         said += [] if isinstance(self.dataset, str) else [*self.dataset]
         return [
@@ -41,7 +41,7 @@ class Strategies:
 def strategies(
     in_strategy: Any, out_strategy: Any, parameter_plan: Mapping[str, Any] | None, dataset_strategy: Any
 ) -> Strategies:
-    """Checked as far as that goes without tensors. UsageError names what can't be."""
+    """Strategies checked as far as possible without tensors. UsageError names one that is not valid."""
     if not isinstance(dataset_strategy, str):
         dataset_strategy = _entries("dataset_strategy", dataset_strategy)
         if dataset_strategy is None or not all(isinstance(one, tuple) for one in dataset_strategy):
@@ -89,7 +89,7 @@ def _how(what: str, how: Any, parts: bool = False) -> How:
 
 
 def pins(said: Strategies, graph: Graph, outputs: Sequence[str], lifted: Mapping[str, str]) -> tuple[str, ...]:
-    """As pins. `outputs`: the tensors that the function returns; `lifted`: a function's parameters -> their inputs."""
+    """Pins. `outputs`: the tensors that the function returns; `lifted`: a function's parameters -> their inputs."""
     inputs = [name for name in graph.inputs if name not in lifted.values()]
     texts = []
     for kind, strategy, names in (("input", said.inputs, inputs), ("output", said.outputs, outputs)):
@@ -138,7 +138,7 @@ def _parameter_pin(graph: Graph, name: str, how: How, lifted: Mapping[str, str])
 
 
 def dataset_pins(dataset_strategy: Any, graph: Graph, devices: int) -> tuple[str, ...]:
-    """A plan's inputs as its batches come: pins. `full_batch` says nothing, for each rank cuts what it is given."""
+    """Pins of a plan's inputs as its batches come. `full_batch` has none: each rank takes its part of a batch."""
     dataset = strategies(None, None, None, dataset_strategy).dataset
     if dataset == FULL:
         return ()
@@ -156,7 +156,7 @@ def dataset_pins(dataset_strategy: Any, graph: Graph, devices: int) -> tuple[str
 
 
 def outside(said: Strategies, number: int, rank: int, mesh: Mesh, name: str) -> Layout:
-    """How input or output `number` lies in the eager program; what has no dims is whole everywhere."""
+    """Layout of input or output `number` in the eager program; what has no dims is whole everywhere."""
     if said.dataset == FULL or rank == 0:
         return Layout.replicated(mesh)
     if said.dataset == PARALLEL:

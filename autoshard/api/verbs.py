@@ -170,7 +170,7 @@ def check(
     out: Path | None = None,
     to_verify: VerifyRequest | None = None,
 ) -> None:
-    """What can be known to be wrong before torch is imported and the model captured. Raises a UserError.
+    """Checks what can be known to be wrong before torch is imported and the model captured. Raises a UserError.
 
     `out`: where the package is to go. `to_verify`: how it is to be run against the model, if it is.
     """
@@ -191,7 +191,7 @@ def check_sizes(model: str, names: Iterable[str]) -> None:
 
 
 def _alone() -> bool:
-    """Is this the only process? Without torch it is, unless torchrun started it."""
+    """True if this is the only process. Without torch it is, unless torchrun started it."""
     if "torch" not in sys.modules and os.environ.get("WORLD_SIZE", "1") == "1":
         return True
     from autoshard.api import ranks

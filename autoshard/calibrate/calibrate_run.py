@@ -53,13 +53,13 @@ class CalibrationFiles:
 
 
 def under_torchrun() -> bool:
-    """Several processes were started, this is one of them."""
+    """True if this is one of several processes that were started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
 def run(request: Request) -> CalibrationFiles | None:
-    """Raises UsageError for a request that can't be met, UserError where a measuring process failed. None on all
-    processes of torchrun but the first."""
+    """Runs a calibration. UsageError for a request that can't be met, UserError where a measuring process failed. None
+    on all processes of torchrun but the first."""
     hardware = check_one_kind(load_hardware(request.hardware), "a calibration")
     hardware.peak_flops(request.dtype)
     costs = costs_path(request.out)
@@ -98,7 +98,7 @@ def _check(request: Request, hardware: Hardware, files: tuple[Path, ...]) -> Non
 
 
 def _check_nodes(request: Request, hardware: Hardware) -> None:
-    """What torchrun started is what the profile describes."""
+    """Raises UsageError unless torchrun started what the profile describes."""
     if request.processes > 1:
         raise UsageError("--processes and torchrun both start processes", "one of them")
     local, world = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
@@ -123,7 +123,7 @@ def measure_here(request: Request) -> dict[str, Any]:
 
 
 def measure(request: Request) -> dict[str, Any]:
-    """Kernels, then collectives where there are several processes."""
+    """Measures kernels, then collectives if there are several processes."""
     from autoshard.calibrate.measure_worker import check_device
     from autoshard.verification.case import TIMEOUT_SECONDS
     from autoshard.verification.ranks.rank_processes import RankFailed, run_processes
@@ -155,7 +155,7 @@ KINDS = (*MEMORY_KINDS, *KIND)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the worker wrote."""
+    """Measurements that the worker wrote to `path`."""
     measured = parse_json(read_text(path, "the measurements", _AGAIN), f"the file of measurements {path}", _AGAIN)
     if not isinstance(measured, dict):
         raise InvalidFileError(f"{path} holds no measurements: expected an object", _AGAIN)
@@ -182,7 +182,7 @@ def _checked(measured: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _row_fault(row: Mapping[str, Any], columns: set[str]) -> str:
-    """What is wrong with a row, "" if nothing."""
+    """Fault of a row, "" if there is none."""
     if missing := columns - row.keys():
         return f"{', '.join(sorted(missing))} is missing"
     for column in sorted(columns - {"kind"}):
@@ -194,7 +194,7 @@ def _row_fault(row: Mapping[str, Any], columns: set[str]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Finite and above zero."""
+    """True for finite numbers above zero."""
     return type(value) in (int, float) and 0 < value < float("inf")
 
 
@@ -210,7 +210,7 @@ def _texts(request: Request, hardware: Hardware, calibration: Calibration, costs
 
 
 def summary(written: CalibrationFiles) -> str:
-    """What was fitted, and how to use it."""
+    """Text on what was fitted, and how to use it."""
     from autoshard.text.tables import table
 
     rows = [("", "rows", "error on held-out rows"), *(

@@ -55,7 +55,7 @@ def entries_of(group: str, constants: Mapping[str, float], kind: str, source: st
 def costmodel_text(
     name: str, note: str, error: str, date: str, entries: Sequence[Entry], calibration: str = "fitted", dtypes: str = ""
 ) -> str:
-    """TOML. Entries are written in the order of `CONSTANTS`, whatever theirs; of two with one key the first counts."""
+    """Cost model in TOML. Entries are written in the order of `CONSTANTS`; of two with one key the first counts."""
     by_key = {entry.key: entry for entry in reversed(entries)}
     parts = [HEADER.format(name=name, note=note, error=error, date=date, calibration=calibration, dtypes=dtypes)]
     table = ""

@@ -1,4 +1,4 @@
-"""What is fitted: the formulas of `autoshard.costs.formulas` over many measurements at once, their constants free.
+"""Models that are fitted: the formulas of `autoshard.costs.formulas` over many measurements, their constants free.
 
 Each constant is positive and is fitted as its logarithm, drawn towards `centre` with a spread of `width` (of the
 logarithm): few measurements then give a sensible value, many overrule it.
@@ -106,7 +106,7 @@ MEMORY_KINDS = ("default", "elementwise", "activation", "normalisation", "softma
 @dataclass(frozen=True)
 class MemoryModel:
     """Operators without matrix products. Rows: kind (index in MEMORY_KINDS), bytes (read and written). `launch` is the
-    profile's launch overhead, the others are shares of `bandwidth`."""
+    profile's launch overhead, the other constants are shares of `bandwidth`."""
 
     bandwidth: float
     group: str = "memory"
@@ -129,8 +129,8 @@ class MemoryModel:
 class Collectives:
     """Collectives within one level of links. Rows: kind (index in GROUPS), members, bytes (of the whole message),
     bandwidth (bytes/s that the graph gives a device, link efficiency included), reduced (1 where the switch reduces),
-    scattered (1 for a reduce-scatter; where `scatters`, its rate beside an all-gather's is free). `latency`: seconds
-    of a step. `kinds`: the groups that the rows have."""
+    scattered (1 for a reduce-scatter; where `scatters`, its rate relative to an all-gather's is free). `latency`:
+    seconds of a step. `kinds`: the groups that the rows have."""
 
     latency: float
     kinds: tuple[str, ...] = GROUPS

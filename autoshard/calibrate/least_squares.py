@@ -62,7 +62,7 @@ def cross_validate(
 
 
 def held_out_error(model: Model, rows: Rows) -> float:
-    """The mean absolute relative error on rows that were held out, in each draw a like part of them by chance."""
+    """Mean absolute relative error on held-out rows, in each draw a random part of them."""
     count = len(rows["seconds"])
 
     def chosen(generator: np.random.Generator) -> np.ndarray:

@@ -87,7 +87,7 @@ def _numbered(table: Table, kinds: Sequence[str]) -> Rows:
 
 
 def _collectives(table: Table, hardware: Hardware) -> Family:
-    """Within the innermost level of links; larger groups and outer levels keep what the profile says."""
+    """Collectives in the innermost level of links; larger groups and outer levels keep what the profile states."""
     link = hardware.links[0]
 
     def bandwidth(members: int) -> float:
@@ -124,7 +124,7 @@ def _entries(family: Family, source: str) -> list[Entry]:
 
 
 def _backward(model: Products, family: Family, rows: Rows) -> dict[str, float]:
-    """The rate of the two products of a backward beside what the forward's formula gives for their shapes."""
+    """Rate of the two products of a backward relative to the forward's formula for their shapes."""
     swapped = {"dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}  # rows, columns, summed
     forward = np.median(model.seconds(family.constants, rows) / rows["seconds"])
     rates = {}
@@ -136,7 +136,7 @@ def _backward(model: Products, family: Family, rows: Rows) -> dict[str, float]:
 
 
 def _attention_backward(family: Family, rows: Rows) -> float:
-    """The rate of the backward beside the forward's, launches aside."""
+    """Rate of the backward relative to the forward's, launches aside."""
     launch = family.constants["launch"]
     long = (rows["seconds"] > 2 * launch) & (rows["backward_seconds"] > 2 * launch)
     if not long.any():
@@ -146,7 +146,7 @@ def _attention_backward(family: Family, rows: Rows) -> float:
 
 
 def _kept(hardware: Hardware) -> list[Entry]:
-    """The constants of collectives as the profile had them."""
+    """Constants of collectives as the profile had them."""
     shown = {"launch": 1e-6, "setup": 1e-6}
     entries = []
     for key, value in hardware.constants:

@@ -86,7 +86,7 @@ def _device(name: str) -> torch.device:
 
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """The seconds of one call."""
+    """Seconds of one call."""
     once = _sample(run, device, 1)
     once = min(once, _sample(run, device, 1))
     repeats = max(1, int(SHORTEST_SECONDS / max(once, 1e-7)))
@@ -97,7 +97,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def undisturbed(samples: Sequence[float], share: float = UNDISTURBED) -> float:
-    """What that share of the samples stays within."""
+    """Seconds that `share` of the samples stay within."""
     return float(np.quantile(samples, share))
 
 
@@ -147,7 +147,7 @@ def _first_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _product(shape: dict[str, float], device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Forward, and the two products of its backward."""
+    """Times of a product: forward, and the two products of its backward."""
     m, n, k = (int(shape[key]) for key in "mnk")
     x, w, g = (torch.randn(*size, device=device, dtype=dtype) for size in ((m, k), (n, k), (m, n)))
     runs: dict[str, Callable[[], Tensor]] = {
@@ -171,7 +171,7 @@ def _attention(shape: dict[str, float], device: torch.device, dtype: torch.dtype
 
 
 def _memory(device: torch.device, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Kind of operator, bytes read and written, seconds."""
+    """Rows of memory-bound operators: kind, bytes read and written, seconds."""
     for size in measured_shapes.MEMORY_BYTES:
         rows = max(1, size // dtype.itemsize // WIDTH)
         count = max(1, COLD_BYTES // (2 * rows * WIDTH * dtype.itemsize))
@@ -195,7 +195,7 @@ def _normalised(scale: Tensor, x: Tensor) -> Tensor:
 
 
 def _cold(run: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> Callable[[], None]:
-    """Runs on one tensor after another and keeps as many results: as in a step, caches hold none of them.
+    """Runs on one tensor after another and keeps as many results, so that, as in a step, no cache holds them.
 
     The first rounds are not timed: in them the allocator takes new pages from the system.
     """
@@ -252,7 +252,7 @@ def collectives(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
 def _measured(
     column: str, count: int, groups: Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype
 ) -> list[dict[str, Any]]:
-    """Rows of one's own group; those without one wait, and have none."""
+    """Rows of this process's own group; a process without a group waits, and has none."""
     rank = dist.get_rank()
     handles = [dist.new_group(list(ranks)) for ranks in groups]
     rows = []
@@ -270,7 +270,7 @@ def _measured(
 def _kinds(
     transport: GroupTransport, members: int, size: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
-    """What is measured, and what runs it."""
+    """Collectives to measure: kind and bytes of the whole message, and the function that runs it."""
     whole = torch.ones(size // dtype.itemsize // members * members, dtype=dtype).to(device)
     part, lengths = whole[: len(whole) // members].clone(), [len(whole) // members] * members
     runs: dict[str, Callable[[], object]] = {
@@ -284,7 +284,7 @@ def _kinds(
 
 
 def in_rounds(runs: Sequence[Callable[[], object]], transport: GroupTransport, device: torch.device) -> list[float]:
-    """The seconds of each collective; all members run it as often."""
+    """Seconds of each collective; all members run it equally often."""
     for run in runs:
         run()
     samples: list[list[float]] = [[] for _ in runs]

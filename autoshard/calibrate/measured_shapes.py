@@ -1,4 +1,4 @@
-"""What a calibration measures: a few dozen shapes, drawn by a fixed seed, that the device does in a short time."""
+"""Shapes that a calibration measures: a few dozen, drawn by a fixed seed, which the device does in a short time."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def message_bytes(largest: float, every: int = 1) -> list[int]:
 
 
 def group_sizes(world: int) -> list[int]:
-    """2, 4, 8, … and all."""
+    """Sizes of groups: 2, 4, 8, … and all."""
     powers = [2**step for step in range(1, world.bit_length()) if 2**step <= world]
     return sorted({*powers, world})

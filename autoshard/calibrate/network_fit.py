@@ -128,7 +128,7 @@ def _mesh(nodes: int, devices: int) -> Mesh:
 
 
 def with_network(profile: str, fitted: NetworkFit, hardware: Hardware, source: str) -> str:
-    """The text of a profile that states what was measured of its links between nodes beside what it said of them."""
+    """Text of a profile that states what was measured of its links between nodes, next to what it stated before."""
     level = level_between_nodes(hardware)
     before, *tables = re.split(r"^(?=\[\[links\]\])", profile, flags=re.M)
     message = f"{source}: {fitted.rows} collectives across nodes, held-out error {fitted.error:.1%}"

@@ -1,4 +1,4 @@
-"""A profile that names constants of its own: the text of another one, changed where it is measured."""
+"""A profile with constants of its own: the text of another profile, changed where it was measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COSTS = re.compile(r"^(# Constants of the cost formulas|\[constants)", re.MULTI
 
 
 def costs_path(profile: Path) -> Path:
-    """Where the constants of a written profile go."""
+    """Path of the constants of a written profile."""
     return profile.with_name(f"{profile.stem}-costs.toml")
 
 

@@ -1,4 +1,4 @@
-"""A profile written from a real run: constants of another one, those that the run says something of changed."""
+"""A profile written from a real run: another profile's constants, with those changed that the run measures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunFiles:
 
 
 def check_out(out: Path) -> None:
-    """UsageError before anything is measured or simulated."""
+    """Raises UsageError, before anything is measured or simulated, where `out` can't be written."""
     check_target(out, (out, costs_path(out)))
 
 
@@ -67,7 +67,7 @@ def _entries(hardware: Hardware, fitted: RunFit, source: str) -> list[Entry]:
 
 
 def summary(written: RunFiles) -> str:
-    """What the run changed, and how to use it."""
+    """Text on what the run changed, and how to use it."""
     fit = written.fitted
     lines = [
         f"calibrated by this run: the step was predicted as {format_seconds(fit.before_seconds)}, is now "

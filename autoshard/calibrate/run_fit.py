@@ -31,8 +31,8 @@ MATMUL, ATTENTION, MEMORY, COLLECTIVE = "matmul", "attention", "memory", "collec
 
 @dataclass(frozen=True)
 class RunFit:
-    """`hardware` predicts the run; `changed` are its constants that do, by key; `ratios` is by how much each family was
-    predicted too short, before. `left_out`: collectives between nodes, whose links are the profile's."""
+    """`hardware` predicts the run; `changed` are the constants changed for that, by key; `ratios`: by how much each
+    family was predicted too short before. `left_out`: collectives between nodes, whose links are the profile's."""
 
     hardware: Hardware
     changed: tuple[str, ...]
@@ -78,7 +78,7 @@ def _members(row: Row) -> int:
 
 
 def _ratios(comparison: Comparison, program: Program, hardware: Hardware) -> dict[str, float]:
-    """Measured over predicted, by family; of what both sides have."""
+    """Measured over predicted time by family, of operators that both sides have."""
     kinds = {canonical(i.target): _family(i) for i in program.instructions if isinstance(i, Compute)}
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for row in filter(_both, comparison.operators):
@@ -107,7 +107,7 @@ def _family(instruction: Compute) -> str:
 
 
 def _scaled(hardware: Hardware, ratios: Mapping[str, float]) -> Hardware:
-    """With every family as much slower as it was measured."""
+    """Profile with every family as much slower as it was measured."""
     constants = dict(hardware.constants)
 
     def longer(ratio: float, seconds: tuple[str, ...], rates: tuple[str, ...]) -> None:
@@ -138,8 +138,8 @@ def _scaled(hardware: Hardware, ratios: Mapping[str, float]) -> Hardware:
 
 
 def _with_rest(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> Hardware:
-    """What no operator explains, as time between operators: the step is then as long as it was measured. Where it is
-    predicted longer already, with nothing between, it stays so."""
+    """Profile with the time that no operator explains put between operators: the step is then as long as measured.
+    Where it is predicted longer even with no time between, none is added."""
 
     def too_short(seconds: float) -> bool:
         trial = _between(hardware, seconds, measured.on_device)
@@ -153,7 +153,7 @@ def _with_rest(program: Program, graph: Graph, hardware: Hardware, measured: Mea
 
 
 def _between(hardware: Hardware, seconds: float, on_device: bool) -> Hardware:
-    """`seconds` of the host for every operator: ahead of the device, or before each where it computes itself."""
+    """Profile with `seconds` of the host per operator: ahead of the device, or before each if it computes itself."""
     constants = dict(hardware.constants)
     if on_device:
         constants["host.dispatch"] = seconds

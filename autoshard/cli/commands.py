@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """What is not UTF-8 can't be noted in a plan."""
+    """Raises UsageError for words that are not UTF-8: these can't be noted in a plan."""
     for word in words:
         if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
             raise UsageError(f"{word!r} is not UTF-8", "another name, or a symbolic link to it")
@@ -101,7 +101,7 @@ def _fail(error: UserError, code: int, words: Sequence[str]) -> int:
 
 
 def _clipped(word: re.Match[str]) -> str:
-    """Of a word that a user would not read to its end, the beginning."""
+    """Beginning of a word that is too long for a user to read."""
     return f"{word[0][:60]}…"
 
 

@@ -1,4 +1,4 @@
-"""The options of `autoshard estimate`, and what they say as a Transformer, a Run and a Host."""
+"""Options of `autoshard estimate`, read into a Transformer, a Run and a Host."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _SWITCHES = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Everything that `read` reads."""
+    """Adds every option that `read` reads."""
     parser.add_argument("--hardware", required=True, metavar="NAME", help="see `autoshard profiles`, or a .toml file")
     for name, text in _SIZES.items():
         parser.add_argument(f"--{name}", type=whole(f"--{name}"), required=True, metavar="N", help=text)
@@ -120,7 +120,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
-    """The numbers that the options give; what is not given has its default."""
+    """Model and run from the numbers that the options give; what is not given has its default."""
     usual: dict[str, Any] = {name.replace("-", "_"): default for name, (default, _) in _DEGREES.items()}
     usual.update({name: default for name, (_, default) in _CHOICES.items()}, zero=0)
     usual["precision"] = "bf16-mixed" if options.software == PACKAGES else "bf16"
@@ -177,7 +177,7 @@ def read(options: argparse.Namespace) -> tuple[Transformer, TrainingRun]:
 
 
 def space(options: argparse.Namespace) -> RunSpace:
-    """What `--search` chooses from. UsageError where the devices are not said, or the schedule is."""
+    """Configurations that `--search` chooses from. UsageError if the devices are not given, or the schedule is."""
     if options.devices is None:
         raise UsageError("--search needs --devices", "--devices 1024 --search")
     if options.schedule is not None:

@@ -8,5 +8,5 @@ from autoshard.system import terminal
 
 
 def print_json(content: object) -> None:
-    """With letters that the terminal can't show escaped."""
+    """Prints JSON, with letters that the terminal can't show escaped."""
     print(json.dumps(content, indent=1, ensure_ascii=not terminal.speaks_unicode()))

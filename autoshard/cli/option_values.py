@@ -1,4 +1,4 @@
-"""What stands behind an option, read and checked: every error names the option, the value and what was expected."""
+"""Values of options, read and checked: every error names the option, the value and what was expected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def quantity(option: str, dimension: str, zero: bool = False) -> Callable[[str],
 
 
 def example(dimension: str) -> str:
-    """A quantity as it is typed."""
+    """A quantity as typed."""
     return {"bytes": '"60 GiB"', "seconds": "30s"}[dimension]
 
 
@@ -93,7 +93,7 @@ def module(option: str) -> Callable[[str], str]:
 
 
 def check_digits(words: Sequence[str]) -> None:
-    """Of numbers within other texts, as in pins; those that are options by themselves say so themselves."""
+    """Raises UsageError for a number too long within other text, as in pins; numeric options check themselves."""
     for word in words:
         if digits := _DIGITS.search(word):
             message = f"a number of {len(digits[0])} digits in {word[:40]!r}…: expected at most {MOST_DIGITS}"

@@ -41,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _meant(message: str, prog: str) -> str:
-    """Of a choice that there is not, the nearest that there is: `--export profiler`, `autoshard plan`."""
+    """Nearest existing choice to an invalid one, as typed: `--export profiler`, `autoshard plan`."""
     match = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
     if not match:
         return ""
@@ -55,7 +55,7 @@ def _meant(message: str, prog: str) -> str:
 
 def parser(verbs: Sequence[Verb], words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser; `options.run` is the verb's function, whose name and docstring the help shows. `words`: what was
-    typed; verbs that are not among them have no options then, which take a while to make."""
+    typed; other verbs then get no options, as these take a while to make."""
     result = _Parser(
         prog="autoshard",
         allow_abbrev=False,

@@ -18,7 +18,7 @@ PRECISION_DTYPES = {
 
 @dataclass(frozen=True)
 class Figure:
-    """Where a number comes from: `kind` is measured, datasheet, derived or default."""
+    """Origin of a number: `kind` is measured, datasheet, derived or default."""
 
     key: str
     value: str
@@ -28,7 +28,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """So many devices of one kind, which have consecutive ranks. `joined`: with links to all others, where its profile
+    """A number of devices of one kind, with consecutive ranks. `joined`: with links to all others, where its profile
     ends before."""
 
     devices: int
@@ -75,7 +75,7 @@ class Hardware:
         return hash((self.name, self.text, self.memory_bandwidth, self.launch_seconds, self.peaks, self.links))
 
     def of_ranks(self, first: int, count: int) -> Hardware:
-        """Those devices: one kind where all are of it, else what spans kinds."""
+        """Hardware of these ranks: one kind if all are of it, else what spans kinds."""
         start = 0
         for kind in self.kinds:
             if start <= first and first + count <= start + kind.devices:
@@ -84,7 +84,7 @@ class Hardware:
         return self
 
     def nodes(self, devices: int) -> tuple[int, ...]:
-        """How many of the first `devices` ranks are on each node, in their order."""
+        """Number of the first `devices` ranks on each node, in the order of nodes."""
         counts: list[int] = []
         for kind in self.kinds or (DeviceKind(devices, self),):
             size, used = kind.hardware.devices_per_node, min(kind.devices, devices - sum(counts))
@@ -98,7 +98,7 @@ class Hardware:
 
     @property
     def host_memory_bytes(self) -> float:
-        """Of the host's memory what a plan may use for one device of its node."""
+        """Bytes of the host's memory that a plan may use for one device of its node."""
         return self.host.memory_bytes * self.host.usable_memory / self.devices_per_node if self.host else 0.0
 
     @property
@@ -113,7 +113,7 @@ class Hardware:
         return self._constants[key]
 
     def share(self, key: str) -> float:
-        """A share of the memory bandwidth: the constant, or the one that stands in for it where it is 0."""
+        """Share of the memory bandwidth: the constant, or the one that replaces it where it is 0."""
         return self._constants[key] or self._constants[OTHERWISE[key]]
 
     @cached_property

@@ -61,8 +61,8 @@ def used(hardware: Hardware, devices: int) -> Hardware:
 
 
 def orders(hardware: Hardware) -> Iterator[Hardware]:
-    """The cluster with its kinds in each order of ranks, its own first: which stages are first is a choice. Of many
-    kinds its own order alone: each takes a search."""
+    """The cluster with its kinds in each order of ranks, its own first: which stages are first is a choice. With many
+    kinds, its own order alone: each order takes a search."""
     every = permutations(hardware.kinds) if len(hardware.kinds) <= MOST_ORDERED else [hardware.kinds]
     for kinds in dict.fromkeys(every):
         yield hardware if kinds == hardware.kinds else _of_kinds(_spec(kinds), kinds)
@@ -73,14 +73,14 @@ def _spec(kinds: Iterable[DeviceKind]) -> str:
 
 
 def rank_words(hardware: Hardware) -> str:
-    """Which ranks are of which kind."""
+    """Sentence on which ranks are of which kind."""
     firsts = accumulate((kind.devices for kind in hardware.kinds), initial=0)
     pairs = zip(firsts, hardware.kinds, strict=False)
     return ", ".join(f"ranks {first} to {first + kind.devices - 1} are {kind.hardware.name}" for first, kind in pairs)
 
 
 def _of_kinds(name: str, kinds: tuple[DeviceKind, ...]) -> Hardware:
-    """UsageError where a kind but the last does not fill nodes: those after it would stand across nodes."""
+    """Cluster of these kinds. UsageError if one before the last does not fill nodes: others would cross nodes."""
     nodes = [max(1, min(kind.devices, kind.hardware.devices_per_node)) for kind in kinds]
     bad = [n for n, kind in enumerate(kinds) if kind.devices < 1 or (kind.devices % nodes[n] and n < len(kinds) - 1)]
     if bad:
@@ -117,14 +117,14 @@ def _latency(kinds: tuple[DeviceKind, ...]) -> float:
 
 
 def _switch(link: Link, devices: int, inner: int) -> Link:
-    """`link` as it joins so many, in blocks of `inner`; its own graph where it has that size."""
+    """`link` joining `devices`, in blocks of `inner`; its own graph where it has that size."""
     if link.devices == devices and link.graph.size * inner == devices:
         return link
     return replace(link, devices=devices, topology="switch", graph=make_topology("switch", devices // inner))
 
 
 def _reaching(hardware: Hardware, network: Link, devices: int) -> Hardware:
-    """One kind whose links join so many, as meshes with several stages count them."""
+    """One kind with links that join `devices`, as meshes with several stages count them."""
     reach = hardware.max_devices
     if reach >= devices:
         return hardware
@@ -133,7 +133,7 @@ def _reaching(hardware: Hardware, network: Link, devices: int) -> Hardware:
 
 
 def _text(name: str, kinds: tuple[DeviceKind, ...]) -> str:
-    """What `parse_kinds` reads, with every profile in it."""
+    """Text of a profile with `[[kinds]]`, with every profile in it."""
     parts = [f"schema = {SCHEMA_VERSION}\nname = {json.dumps(name, ensure_ascii=False)}\n"]
     for kind in kinds:
         text = kind.hardware.text

@@ -57,7 +57,7 @@ SPEC = re.compile(r"[^,]+:\d+(,[^,]+:\d+)+")  # of two kinds at least
 
 
 def mixed_precision(hardware: Hardware) -> str:
-    """What halves activations on these devices: float16 only where there is no bfloat16."""
+    """Precision that halves activations on these devices: float16 only where there is no bfloat16."""
     known = dict(hardware.peaks)
     return "fp16-mixed" if "float16" in known and "bfloat16" not in known else "bf16-mixed"
 
@@ -73,7 +73,7 @@ def check_precision(hardware: Hardware, precision: str) -> None:
 
 
 def backend_of(hardware: Hardware) -> str:
-    """What processes of such devices talk through, as the profile's name, summary and links say whose they are."""
+    """Communication backend of these devices (hccl, gloo or nccl), from the profile's name, summary and links."""
     words = " ".join([hardware.name, hardware.summary, *(link.name for link in hardware.links)]).lower()
     return "hccl" if re.search("ascend|hccs|npu", words) else "gloo" if re.search("cpu|loopback", words) else "nccl"
 
@@ -92,7 +92,7 @@ def check_devices(hardware: Hardware, devices: int) -> None:
 
 
 def check_one_kind(hardware: Hardware, what: str) -> Hardware:
-    """UsageError for what is of one kind of devices alone."""
+    """The hardware; UsageError where `what` needs devices of one kind and these are of several."""
     if hardware.kinds:
         raise UsageError(
             f"{what} is of one kind of devices, {hardware.name} has several", hardware.kinds[0].hardware.name
@@ -101,7 +101,7 @@ def check_one_kind(hardware: Hardware, what: str) -> Hardware:
 
 
 def larger() -> str:
-    """What to try where there are more devices than a profile has."""
+    """Hint for more devices than a profile has."""
     return "fewer devices, or a copy of the profile with larger links: autoshard profiles NAME > mine.toml"
 
 
@@ -154,7 +154,7 @@ def parse_hardware(text: str, where: str = "hardware profile") -> Hardware:
 
 
 def _one_kind(name_or_path: str) -> Hardware:
-    """A profile within one of several kinds, which is of one kind itself."""
+    """A profile within one of several kinds; it is of one kind itself."""
     if not name_or_path.endswith(".toml"):
         return load_hardware(name_or_path)
     return _parse_one(_read(Path(name_or_path)), name_or_path)
@@ -228,7 +228,7 @@ def _hardware(root: Table, text: str) -> Hardware:
 
 
 def _check_node(root: Table, hardware: Hardware) -> None:
-    """Groups of the innermost links fill nodes, or nodes fill such a group."""
+    """Notes a fault unless groups of the innermost links fill nodes, or nodes fill such a group."""
     node, inner = hardware.devices_per_node, hardware.links[0].devices if hardware.links else 0
     if inner and node > hardware.max_devices:
         root.fault("devices_per_node", f"a node of {node}: the links join {hardware.max_devices}")

@@ -1,4 +1,4 @@
-"""Tables of a profile but `[device]`, which `hardware.py` reads: links, the host of a node, peaks, cost constants."""
+"""Tables of a profile except `[device]` (`hardware.py`): links, the host of a node, peaks, cost constants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Link:
     graph has several links a node, a group may reach fewer of them. `latency_seconds` is that of one step.
     `oversubscription` divides what crosses the spine: all traffic, or with `rails` (ports of the same position in each
     block share a switch) only traffic between different positions. Groups of `reduces_from` devices and more are
-    reduced by the switch itself. Where a profile states what was measured beside the datasheet's figures, `efficiency`
+    reduced by the switch itself. Where a profile states what was measured next to the datasheet's figures, `efficiency`
     (above 1 if need be) and `latency_seconds` are as measured.
     """
 
@@ -56,7 +56,7 @@ class NodeHost:
 
 
 class Constant(NamedTuple):
-    """How a constant is written: a number, or a quantity that `parse` reads. `default` None: it must be there."""
+    """Format of a constant: a number, or a quantity that `parse` reads. `default` None: it must be there."""
 
     key: str
     parse: Callable[[str], float] | None
@@ -65,7 +65,7 @@ class Constant(NamedTuple):
 
 
 def _protocol(kind: str) -> list[Constant]:
-    """What the bandwidth-bound protocol of a kind of collective needs, see costs/formulas.py."""
+    """Constants of the bandwidth-bound protocol of a kind of collective, see costs/formulas.py."""
     return [
         Constant(f"collective.{kind}.step", None, 1.0),
         Constant(f"collective.{kind}.setup", units.parse_seconds, 0.0),
@@ -191,7 +191,7 @@ def read_host(table: Table) -> NodeHost:
 
 
 def read_links(root: Table) -> tuple[Link, ...]:
-    """Innermost first; each level's graph is checked."""
+    """Links, innermost first; each level's graph is checked."""
     tables = root.tables("links")
     if not tables and root.has("links"):
         root.fault("links", "expected at least one level")

@@ -24,7 +24,7 @@ _KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"' ]+?)\s*=")
 
 @dataclass
 class Faults:
-    """What is wrong with a file, in its order. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
+    """Faults of a file, in its order. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
 
     place: Callable[[str], str]
     found: list[tuple[str, str]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Faults:
             self.found.append((key, message))
 
     def raise_all(self) -> None:
-        """InvalidFileError with a line for each fault, if there is one."""
+        """Raises InvalidFileError with a line for each fault, if there is one."""
         if self.found:
             places = [(*self.place(key).rpartition(":")[::2], key, message) for key, message in self.found]
             places.sort(key=lambda place: (place[0], int(place[1])))
@@ -93,13 +93,13 @@ class Table:
         return key in self.data
 
     def _get(self, key: str) -> Any:
-        """None where the key is missing (a TOML value never is), which `finish` tells."""
+        """Value of a key; None where it is missing (a TOML value never is None), which `finish` reports."""
         if not self.has(key):
             self.missing.append(key)
         return self.data.get(key)
 
     def finish(self) -> None:
-        """Faults for keys that are missing, and for those that are not read. Called once, after all is read."""
+        """Notes faults for keys that are missing, and for those that are not read. Called once, after all is read."""
         unknown = [key for key in self.data if key not in self.asked]
         for key in self.missing:
             near = difflib.get_close_matches(key, unknown, n=1)
@@ -204,7 +204,7 @@ class Table:
 
 
 class Silent(Faults):
-    """For what stands below a table that is missing: its keys are missing too, which need no message."""
+    """Faults below a table that is missing: its keys are missing too, which need no message."""
 
 
 def figures(data: Any, path: str = "") -> Iterator[tuple[str, str, str, str]]:

@@ -58,8 +58,8 @@ def pinned(formulation: Formulation, pins: Sequence[Pin]) -> Pinned:
 
 
 def excluding(fixed: Pinned, nodes: Sequence[int], wants: Sequence[Want], memory: str) -> list[str]:
-    """The pins that keep the nodes from doing what is wanted: each that does alone, or else all of them. None where
-    pins are not the reason, as far as forbidden pairs of choices tell."""
+    """Pins that keep the nodes from doing what is wanted: each that does so alone, or else all of them. Empty where
+    pins are not the reason, as far as forbidden pairs of choices show."""
 
     def possible(pins: Sequence[Pin]) -> bool:
         left = pinned(fixed.whole, pins).formulation
@@ -96,7 +96,7 @@ def label(graph: Graph, site: Site) -> str:
 
 
 def choices_left(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
-    """The choices of the site that fit the pin, at least one; of `formulation` the graph, mesh and profile count alone.
+    """Choices of the site that fit the pin, at least one; only the graph, mesh and profile of `formulation` count.
     UsageError where there is none."""
     if pin.memory:
         return _in_memory(formulation, site, pin)
@@ -109,7 +109,7 @@ def choices_left(formulation: Formulation, site: Site, pin: Pin) -> list[int]:
 
 
 def _has_memory(formulation: Formulation, node: int, pin: Pin) -> bool:
-    """Whether a pin of a memory means this node: of a module or pattern, its look-ups alone."""
+    """True if a pin of a memory applies to this node; of a module or pattern, only its look-ups are meant."""
     site = formulation.sites[node]
     exact = len(nodes_of(formulation, pin)) == 1
     return exact or site.kind != "op" or record(formulation.graph.by_op[site.name].target).on_host
@@ -151,7 +151,7 @@ def fitting_choices(formulation: Formulation, site: Site, wants: Sequence[Want],
 
 
 def _scores(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list[int]:
-    """How many of the wants each choice fulfils."""
+    """Number of the wants that each choice fulfils."""
     graph, mesh = formulation.graph, formulation.mesh
     if site.kind != "op":
         rank = len(graph.tensor(site.name).shape)
@@ -218,7 +218,7 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
-    """Why an axis can't do that here, as far as the operator's rule says."""
+    """Reasons why an axis can't do that here, as far as the operator's rule says."""
     graph, mesh = formulation.graph, formulation.mesh
     tensor = graph.tensor(site.name if site.kind != "op" else graph.by_op[site.name].results[0])
     rank = len(tensor.shape)
@@ -248,7 +248,7 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
 
 
 def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[int, ...] | None]) -> list[int]:
-    """The choices with these cut counts; UsageError with the reason and the nearest."""
+    """Choices with these shard counts; UsageError with the reason and the nearest."""
     graph, mesh = formulation.graph, formulation.mesh
     if site.kind == "op":
         shapes = shard_counts.operand_shapes(graph, graph.by_op[site.name])
@@ -281,7 +281,7 @@ def _cut(formulation: Formulation, site: Site, pin: Pin, wanted: Sequence[tuple[
 
 
 def _in_parts(formulation: Formulation, site: Site, choice: int, pin: Pin) -> bool:
-    """Does the choice cut in the parts that the pin lists?"""
+    """True if the choice shards in the parts that the pin lists."""
     operands: Sequence[Layout | None] = (site.layouts[choice],) if site.kind != "op" else ()
     if site.kind == "op":
         layouts = site.strategies[choice].operands
@@ -295,7 +295,7 @@ def _in_parts(formulation: Formulation, site: Site, choice: int, pin: Pin) -> bo
 
 
 def _divisor_reason(graph: Graph, site: Site, wanted: Sequence[tuple[int, ...] | None]) -> str:
-    """Of cut counts that not every dynamic size allows."""
+    """Reason why some dynamic size does not allow the shard counts; "" if all do."""
     names = graph.by_op[site.name].operands if site.kind == "op" else (site.name,)
     for name, counts in zip(names, wanted, strict=False):
         for dim, count in enumerate(counts or ()):
@@ -314,7 +314,7 @@ def _rule_reason(formulation: Formulation, site: Site) -> str:
 
 
 def _free(results: Sequence[str], graph: Graph) -> str:
-    """Cuts that leave every result whole: `((1, 1),)`."""
+    """Shard counts that leave every result whole: `((1, 1),)`."""
     return str(tuple((1,) * len(graph.tensor(name).shape) for name in results))
 
 

@@ -1,4 +1,4 @@
-"""Names of mesh axes that mean something else to everyone: such a mesh is refused with the options that do it.
+"""Names of mesh axes that mean something else to everyone: a mesh with one is refused with the options that do it.
 
 An axis is a place where devices stand; what it splits is searched for. `dp`, `tp`, `cp` and `ep` are the docs' words
 for axes. Stages, weights in shards and micro-batches are no axes here.
@@ -42,7 +42,7 @@ _ZERO = {STATE: 1, GRADIENTS: 2, SHARDS: 3, COPIES: 3}  # the kinds of axes on w
 
 
 def meant_by(name: str) -> str:
-    """What everyone takes such a name for (`pp`, `PP_size`, `pipeline_parallel`) that is no axis here, or ""."""
+    """Usual meaning of a name (`pp`, `PP_size`, `pipeline_parallel`) that is no axis here, or ""."""
     word = re.sub("[^a-z0-9]", "", name.lower())
     while word not in MEANT and word != (shorter := _TAIL.sub("", word)):
         word = shorter
@@ -58,7 +58,7 @@ def check_axis_names(mesh: Mesh) -> Mesh:
 
 
 def instead(mesh: Mesh) -> str:
-    """The options that do what all names of the mesh say."""
+    """Options that do what the names of the mesh mean."""
     sizes: dict[str, int] = {}
     others: dict[str, int] = {}
     data = next((name for name in mesh.names if name.lower() in _DATA), "dp")

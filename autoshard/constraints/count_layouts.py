@@ -1,4 +1,4 @@
-"""Cut counts as layouts: which mesh axes give them, and which meshes have such axes."""
+"""Shard counts as layouts: which mesh axes give them, and which meshes have such axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoshard.ir.mesh import Mesh
 
 
 def layouts_with(counts: Counts, mesh: Mesh) -> Iterator[Layout]:
-    """Every layout on `mesh` that cuts each dim as often as `counts` says, outer axes on the first dims first."""
+    """Every layout on `mesh` that shards each dim as often as `counts` says, outer axes on the first dims first."""
 
     def assign(axis: int, left: tuple[int, ...], chosen: tuple[Placement, ...]) -> Iterator[Layout]:
         if axis == len(mesh.sizes):
@@ -30,7 +30,7 @@ def layouts_with(counts: Counts, mesh: Mesh) -> Iterator[Layout]:
 
 
 def layout_with(counts: Counts, mesh: Mesh, what: str) -> Layout:
-    """The first of them. UsageError says what the mesh can't do; `what` is the tensor."""
+    """The first of `layouts_with`. UsageError says what the mesh can't do; `what` is the tensor."""
     layout = next(layouts_with(counts, mesh), None)
     if layout is None:
         raise UsageError(
@@ -40,7 +40,7 @@ def layout_with(counts: Counts, mesh: Mesh, what: str) -> Layout:
 
 
 def meshes_with(every: Sequence[Counts], offered: Sequence[Mesh], devices: int) -> tuple[Mesh, ...]:
-    """Of the `offered` meshes those with the fewest axes on which all these counts are possible.
+    """Meshes of `offered` with the fewest axes on which all these counts are possible.
 
     Where there are none, the mesh with an axis for every prime factor. UsageError where counts can't be on so many
     devices at all.

@@ -1,4 +1,4 @@
-"""What a user says of collectives that go together: `all_reduce=25MiB`, `all_gather=none`, `all_reduce=index:10,20`."""
+"""Requests to fuse collectives: `all_reduce=25MiB`, `all_gather=none`, `all_reduce=index:10,20`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLE = "--fuse all_reduce=25MiB"
 
 
 def read_fusion(texts: Sequence[str]) -> tuple[Fusion, ...]:
-    """UsageError where one can't be, or two of them contradict each other. `none` or `auto` alone is of all."""
+    """Fusion requests. UsageError for an invalid one, or two that contradict. `none` or `auto` alone is for all."""
     fusions: dict[str, tuple[str, Fusion]] = {}
     for text in texts:
         name, equals, how = text.strip().rpartition("=")
@@ -31,7 +31,7 @@ def read_fusion(texts: Sequence[str]) -> tuple[Fusion, ...]:
 
 
 def fusion_text(fusion: Fusion) -> str:
-    """As it is said."""
+    """Text of a fusion request, as typed."""
     if fusion.mode == "index":
         return f"{fusion.collective}=index:{','.join(map(str, fusion.first))}"
     return (

@@ -7,7 +7,7 @@ from autoshard.ir.plan import Plan, TensorPlan
 
 
 def held_pins(plan: Plan, graph: Graph, inputs: bool = False) -> tuple[str, ...]:
-    """The parameters and buffers of `graph` as `plan` has them; `inputs`: these, too."""
+    """Pins for the parameters and buffers of `graph` as `plan` has them; with `inputs`, for these too."""
     stored = {one.path for one in (*graph.parameters, *graph.buffers)}
     every = [("parameter", one) for one in (*plan.parameters, *plan.buffers) if one.path in stored]
     every += [("input", one) for one in plan.inputs] * inputs

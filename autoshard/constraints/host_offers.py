@@ -1,4 +1,4 @@
-"""Which tables a search may put on the host: those that a pin asks for, and all where the device's memory is short."""
+"""Tables that a search may put on the host: those that a pin asks for, and all where the device's memory is short."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _parameters(graph: Graph) -> dict[str, str]:
 
 
 def _is_short(formulation: Formulation, limit_bytes: float) -> bool:
-    """Whether the tables do not fit one device, or all parameters hardly fit all of them, with what trains them."""
+    """True if the tables do not fit one device, or all parameters, with what trains them, hardly fit all devices."""
     graph, mesh = formulation.graph, formulation.mesh
     whole, tables = Layout.replicated(mesh), host_tables(graph)
     sizes = {p.tensor: parameter_bytes(graph, p, whole, mesh) for p in graph.parameters}
@@ -73,7 +73,7 @@ def _is_short(formulation: Formulation, limit_bytes: float) -> bool:
 
 def plan_host_bytes(plan: Plan, graph: Graph) -> float:
     """Bytes of host memory that a plan takes for one device: parameters, gradients and optimizer state. Tables of
-    parameter servers are not there."""
+    parameter servers do not count."""
     if plan.servers.count:
         return 0.0
     parameters = {p.tensor: p for p in graph.parameters}

@@ -1,4 +1,4 @@
-"""Tables in unequal parts: which lengths pins and the model's own code ask for, noted in the graph before a search.
+"""Tables in unequal parts: lengths that pins and the model's code ask for, noted in the graph before a search.
 
 A search offers them then, for the rows of tables that embeddings look up in.
 """

@@ -1,4 +1,4 @@
-"""What the model's own modules ask of a step, beside what the command line says: that goes before."""
+"""Requests of the model's own modules for a step; the command line takes precedence over them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RECOMPUTED = {"recompute": "input", f"recompute:{COMMUNICATED}": COMMUNICATED}
 
 
 def with_requests(request: StepRequest, graph: Graph, searched: bool = False) -> StepRequest:
-    """`request`, and what it leaves open as the graph's model says: stages of modules, the number of micro-batches.
-    `searched`: see `StepRequest.check`."""
+    """`request`, completed by the graph's model where it leaves things open: stages of modules, the number of
+    micro-batches. `searched`: see `StepRequest.check`."""
     said = {pin.path for pin in request.pins}
     pins = tuple(StagePin(path, int(n)) for path, n in _values(graph, "stage") if path not in said)
     known = {pin.path for pin in request.places}
@@ -39,24 +39,24 @@ def with_requests(request: StepRequest, graph: Graph, searched: bool = False) ->
 
 
 def without_idle_place(request: StepRequest, graph: Graph) -> StepRequest:
-    """`request` without a `--place none` that is about nothing."""
+    """`request` without a `--place none` that has no effect."""
     idle = request.place == NO_PLACES and not _values(graph, "place")
     return replace(request, place=None) if idle else request
 
 
 def asks_of_the_step(graph: Graph) -> bool:
-    """Does the model say anything of its step beside what goes together?"""
+    """True if the model requests anything of its step except fused collectives."""
     return any(not how.startswith(f"{FUSION}:") for _, how in graph.module_requests)
 
 
 def asks_to_recompute(graph: Graph) -> bool:
-    """Does the model want any of its blocks computed again?"""
+    """True if the model wants any of its blocks recomputed."""
     return any(what in RECOMPUTED for _, what in graph.module_requests)
 
 
 def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = False) -> dict[str, str]:
-    """Those of `blocks` that the model wants computed again, with what is kept of each; with `inside`, modules in a
-    block, or in none, too. UsageError for one that is neither a block nor holds one, or has no operator."""
+    """Blocks of `blocks` that the model wants recomputed, with what each keeps; with `inside`, also modules in a block,
+    or in none. UsageError for one that is neither a block nor holds one, or has no operator."""
     keeps: dict[str, str] = {}
     for path, what in graph.module_requests:
         if what not in RECOMPUTED:

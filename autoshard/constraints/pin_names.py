@@ -1,4 +1,4 @@
-"""What a pin names in a graph: inputs, parameters, buffers and operators, by name, path, module or pattern."""
+"""Names by which a pin refers to inputs, parameters, buffers and operators of a graph: by path, module or pattern."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Named = tuple[str, str]  # input, parameter, buffer or op; the name of the tenso
 
 
 def named(graph: Graph, pin: Pin) -> list[Named]:
-    """What `pin.what` names, in the graph's order: an exact name before patterns, and of patterns modules first.
-    UsageError where it names nothing, with the nearest that there are."""
+    """Tensors and operators that `pin.what` names, in the graph's order: an exact name before patterns, and of patterns
+    modules first. UsageError where it names nothing, with the nearest names."""
     names = graph.once(_names)
     kinds = [pin.kind] if pin.kind else ["parameter", "input", "op", "module"]
     for kind in kinds:
@@ -38,15 +38,15 @@ def named(graph: Graph, pin: Pin) -> list[Named]:
 
 
 def _is_called(target: str, what: str) -> bool:
-    """Would a user call the operator so? `matmul` for `aten.matmul`, and for a product with a weight."""
+    """True if a user would call the operator so: `matmul` for `aten.matmul`, and for a product with a weight."""
     op_name = target.rpartition(".")[2]
     return what in op_name or op_name in what or (what in ("matmul", "mm") and op_name.startswith("linear"))
 
 
 def _names(graph: Graph) -> dict[str, dict[str, list[Named]]]:
     """Kind of name -> name -> what it names. Operators that depend on nothing are the same everywhere and can't be
-    pinned. A module is what its code does: a cast, as mixed precision has them of weights and of what comes in, is
-    pinned by its own name, unless there is nothing else in it."""
+    pinned. A module stands for the operators of its code: a cast that mixed precision makes of weights and inputs is
+    pinned by its own name, unless the module has nothing else."""
     names: dict[str, dict[str, list[Named]]] = {"parameter": {}, "input": {}, "op": {}, "module": {}}
     names["input"] = {name: [("input", name)] for name in graph.inputs}
     for kind, tensors in (("parameter", graph.parameters), ("buffer", graph.buffers)):

@@ -1,14 +1,14 @@
-"""What a user fixes before the search: `WHAT=HOW`, from the command line or a TOML or JSON file.
+"""Pins that a user sets before the search: `WHAT=HOW`, from the command line or a TOML or JSON file.
 
 WHAT is the path of a parameter or buffer, the name of an input, of an operator or of a module, or a pattern of these
-(`*.mlp.c_fc`); `parameter:`, `input:`, `op:` and `module:` before it say which is meant. HOW is one of
+(`*.mlp.c_fc`); `parameter:`, `input:`, `op:` and `module:` before it select one kind. HOW is one of
 
-- placements by axis, `Shard(0)@dp,Replicate@tp`; axes that it does not name stay free. `S1/3*64@tp` means that very
-  shard, `n@tp` that very factor of an operator's rule, `column-parallel@tp` what a strategy is called where plans are
-  printed;
-- cut counts for each dim of each operand, `((4, 2), None)`, None being free, and where the result is to be cut further,
+- placements by axis, `Shard(0)@dp,Replicate@tp`; axes that it does not name stay free. `S1/3*64@tp` means exactly
+  that shard, `n@tp` exactly that factor of an operator's rule, `column-parallel@tp` a strategy as printed plans call
+  it;
+- shard counts for each dim of each operand, `((4, 2), None)`, None being free; with further shards of the result,
   `((4, 2), (2, 1)) -> ((8, 1),)`. For the rows of a table the lengths of its parts may stand for their count,
-  `(((10, 20, 30, 4), 1),)`, as `S0[10+20+30+4]@tp` says it by axis.
+  `(((10, 20, 30, 4), 1),)`, as in `S0[10+20+30+4]@tp` by axis.
 
 `host` or `device`, alone or behind either (`Shard(0)@tp,host`; `((8, 1), None) host`), says in whose memory a table
 lies, and where its look-ups run.
@@ -45,7 +45,7 @@ Parts = tuple[int, int, tuple[int, ...]]  # (operand, dim, the lengths of the pa
 
 @dataclass(frozen=True)
 class Want:
-    """What one axis does: `kind` is shard (of `dim`), replicate, partial, or exact, words or choice, as `text` says."""
+    """Request for one axis: `kind` is shard (of `dim`), replicate, partial, or exact, words or choice, as in `text`."""
 
     axis: str
     kind: str
@@ -94,7 +94,7 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
 
 
 def said_memory(how: str) -> tuple[str, str]:
-    """What is said beside the memory, and the memory."""
+    """Splits `how` into what stands before the memory, and the memory."""
     head, last = re.fullmatch(r"(.*?)[\s,]*(\bhost|\bdevice)?", how, re.DOTALL).groups()  # type: ignore[union-attr]
     return (head, last) if last else (how, "")
 
@@ -146,7 +146,7 @@ def _read_placement(placement: str, axis: str, mesh: Mesh, quoted: str) -> Want:
 
 
 def _meant(placement: str, axis: str) -> str:
-    """The nearest placement, `Shard(0)@tp`, with the dim that was said, or the nearest words."""
+    """Nearest placement, `Shard(0)@tp`, with the dim that was given, or the nearest words."""
     known = [words for words in known_words() if words != "replicated"]  # for which there is Replicate
     words = difflib.get_close_matches(plain_words(placement), known, 1)
     if words:
@@ -157,7 +157,7 @@ def _meant(placement: str, axis: str) -> str:
 
 
 def parse_cuts(how: str, text: str) -> tuple[tuple[Cut, ...], tuple[Cut, ...] | None, tuple[Parts, ...]]:
-    """`((4, 2), None) -> ((8, 1),)` -> cuts of the operands, of the results where they are said, and unequal parts."""
+    """`((4, 2), None) -> ((8, 1),)` -> cuts of the operands, of the results where they are given, and unequal parts."""
     operands, arrow, results = how.partition("->")
     cuts, parts = _cuts(operands, text)
     if not arrow:
@@ -183,7 +183,7 @@ def _cuts(part: str, text: str) -> tuple[tuple[Cut, ...], tuple[Parts, ...]]:
 
 
 def _cut(item: Any, text: str) -> tuple[Cut, list[tuple[int, tuple[int, ...]]]]:
-    """The counts, and (dim, lengths) of those that are said as parts."""
+    """The shard counts, and (dim, lengths) of those that are given as parts."""
     if not isinstance(item, (tuple, list)) or not any(isinstance(cut, (tuple, list)) for cut in item):
         return _counts(item, text), []
     uneven = [(dim, _counts(cut, text) or ()) for dim, cut in enumerate(item) if isinstance(cut, (tuple, list))]

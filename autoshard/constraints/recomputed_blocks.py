@@ -1,4 +1,4 @@
-"""What backward can compute again: modules that the code of a plan calls, each with all of its operators in a row."""
+"""Modules that backward can recompute: those that the code of a plan calls, each with all its operators in a row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autoshard.program.stage_programs import stage_programs
 
 
 def called_modules(graph: Graph, path: str) -> tuple[str, ...]:
-    """The modules that are computed again where block `path` is: itself; of a list of modules, which nothing calls,
-    those in it that make several operators, in the order of their calls."""
+    """Modules that are recomputed for block `path`: itself; for a list of modules, which nothing calls, those in it
+    that make several operators, in the order of their calls."""
     classes = dict(graph.modules)
     if classes.get(path) not in CONTAINERS:
         return (path,)
@@ -27,14 +27,14 @@ def called_modules(graph: Graph, path: str) -> tuple[str, ...]:
 
 
 def _outermost_call(module: str, path: str, classes: dict[str, str]) -> str:
-    """Of `module` inside list `path`, the outermost module around it that is no list; "" without one."""
+    """Outermost module around `module`, inside list `path`, that is no list; "" without one."""
     names = module.removeprefix(f"{path}.").split(".")
     paths = [f"{path}.{'.'.join(names[: n + 1])}" for n in range(len(names))]
     return next((outer for outer in paths if outer in classes and classes[outer] not in CONTAINERS), "")
 
 
 def torn_modules(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """Of those that `plan` computes again, the ones that are called more than once, by other code each time."""
+    """Modules recomputed by `plan` that are called more than once, by other code each time."""
     often = [path for path in plan.step.keeps if _runs(graph, path) > 1]
     if not often:
         return ()
@@ -45,6 +45,6 @@ def torn_modules(plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 
 def _runs(graph: Graph, path: str) -> int:
-    """How often operators of module `path` stand in a row."""
+    """Number of runs in which operators of module `path` follow each other."""
     within = groupby(graph.ops, key=lambda op: op.module == path or inside(op.module, path))
     return sum(in_module for in_module, _ in within)

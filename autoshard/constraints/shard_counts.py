@@ -1,4 +1,4 @@
-"""Layouts as cut counts, the original interface's notation: how often each dim of each operand is cut."""
+"""Layouts as shard counts, the original interface's notation: how often each dim of each operand is sharded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Named = tuple[str, tuple[int, ...]]  # a tensor's name and shape
 
 
 def counts(layout: Layout, rank: int, mesh: Mesh) -> Counts:
-    """How many parts each of the `rank` dims is in."""
+    """Number of parts of each of the `rank` dims."""
     result = [1] * rank
     for placement, size in zip(layout.placements, mesh.sizes, strict=True):
         if isinstance(placement, Shard):
@@ -26,7 +26,7 @@ def counts(layout: Layout, rank: int, mesh: Mesh) -> Counts:
 
 
 def of_operands(strategy: Strategy, tensors: Sequence[Named | None], mesh: Mesh) -> tuple[Counts | None, ...]:
-    """Cut counts of every operand; None where it is absent."""
+    """Shard counts of every operand; None where it is absent."""
     pairs = zip(strategy.operands, tensors, strict=True)
     return tuple(counts(layout, len(tensor[1]), mesh) if layout and tensor else None for layout, tensor in pairs)
 
@@ -47,7 +47,7 @@ def agree(wanted: Sequence[Counts | None], offered: Sequence[Counts | None]) -> 
 
 
 def distance(wanted: Sequence[Counts | None], offered: Sequence[Counts | None]) -> float:
-    """How far apart the cuts are, 0 where all that are wanted are there."""
+    """Distance between shard counts, 0 where all that are wanted are there."""
     total = 0.0
     for want, cut in zip(wanted, offered, strict=True):
         if want is not None and cut is not None:
@@ -58,7 +58,7 @@ def distance(wanted: Sequence[Counts | None], offered: Sequence[Counts | None]) 
 def matched(
     wanted: Sequence[Counts | None], positions: int, tensors: Sequence[Named | None]
 ) -> tuple[Counts | None, ...] | str:
-    """The cuts by position (absent operands may be left out when counting), or what is wrong with their number."""
+    """Shard counts by position (absent operands may be left out when counting), or what is wrong with their number."""
     present = [i for i, tensor in enumerate(tensors) if tensor is not None]
     if len(wanted) not in (positions, len(present)):
         names = ", ".join(tensor[0] for tensor in tensors if tensor is not None)
@@ -75,7 +75,7 @@ def matched(
 
 
 def impossible(wanted: Sequence[Counts | None], mesh: Mesh) -> str:
-    """Why the mesh has no such cuts: each is a product of sizes of axes, and an axis cuts a tensor once."""
+    """Reason why the mesh has no such counts: each is a product of axis sizes, and an axis shards a tensor once."""
     possible = sorted({math.prod(some) for n in range(len(mesh.sizes) + 1) for some in combinations(mesh.sizes, n)})
     for cut in wanted:
         for count in cut or ():
@@ -87,7 +87,7 @@ def impossible(wanted: Sequence[Counts | None], mesh: Mesh) -> str:
 
 
 def problem(wanted: Sequence[Counts | None], bound: Instance, mesh: Mesh) -> str:
-    """Why an operator can't be cut so: the mesh, one loop cut twice differently, more devices than there are."""
+    """Reason why an operator can't be sharded so: the mesh, one loop sharded in two ways, more devices than exist."""
     reason = impossible(wanted, mesh)
     if reason:
         return reason
@@ -118,7 +118,7 @@ def _too_many(loops: dict[str, int], mesh: Mesh) -> str:
 
 
 def result_problem(wanted: Counts, results: Sequence[Layout], mesh: Mesh) -> str:
-    """Why a result can't be left so: beyond its own cuts a dim can only take the axes on which it is a sum."""
+    """Reason why a result can't be left so: beyond its own shards a dim can only take axes on which it is a sum."""
     allowed: list[set[int]] = [set() for _ in wanted]
     for layout in results:
         summed = math.prod(n for p, n in zip(layout.placements, mesh.sizes, strict=True) if isinstance(p, Partial))

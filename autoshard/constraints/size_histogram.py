@@ -1,4 +1,4 @@
-"""How often steps have which dynamic sizes: read from a file or from text, and grouped where there are many.
+"""Histogram of the dynamic sizes of steps: read from a file or from text, and grouped where there are many.
 
 A file is JSON: a list of objects, each with a value for every size and a `weight` (1 where it is left out):
 `[{"batch": 16, "sequence": 512, "weight": 3}, …]`, as `autoshard sizes` writes it. Text is
@@ -37,7 +37,7 @@ class SizePoint:
 
 
 def read_histogram(text: str) -> tuple[SizePoint, ...]:
-    """Of --sizes, with weights that add up to 1. UsageError, or InvalidFileError for a file that is no histogram."""
+    """Histogram of --sizes, with weights that add up to 1. UsageError, or InvalidFileError for a file that is none."""
     if "=" in text and not Path(text).exists():
         return _normal([_point(part) for part in text.split(";") if part.strip()], "--sizes")
     data = parse_json(read_text(Path(text), "the histogram of sizes", _EXAMPLE), text, _EXAMPLE)
@@ -47,7 +47,7 @@ def read_histogram(text: str) -> tuple[SizePoint, ...]:
 
 
 def histogram(source: str | Path | Sequence[Mapping[str, Any]]) -> tuple[SizePoint, ...]:
-    """The same of a program's: text, a file, or rows as a file has them."""
+    """Histogram given by a program: text, a file, or rows as a file has them."""
     if isinstance(source, str | Path):
         return read_histogram(str(source))
     return _normal([_row(row, "sizes") for row in source], "sizes")
@@ -92,7 +92,7 @@ def _normal(points: Sequence[SizePoint], where: str) -> tuple[SizePoint, ...]:
 
 
 def points_for(histogram: Iterable[SizePoint], dynamic: Sequence[DynamicSize]) -> tuple[SizePoint, ...]:
-    """The points to plan for: with every size of the graph, allowed, and at most `MOST_POINTS`. UsageError."""
+    """Points to plan for: with every size of the graph, allowed, and at most `MOST_POINTS`. UsageError for others."""
     known = {declared.name: declared for declared in dynamic}
     if not known:
         raise UsageError("--sizes: the model has no dynamic sizes", "--dynamic batch=8..512/8, or set_inputs")
@@ -111,8 +111,8 @@ def points_for(histogram: Iterable[SizePoint], dynamic: Sequence[DynamicSize]) -
 
 
 def _grouped(points: list[SizePoint], known: Mapping[str, DynamicSize]) -> list[SizePoint]:
-    """In order of their product of sizes, in runs of about equal share, each at the least allowed size that holds its
-    mean: no step is taken for shorter than it is on average."""
+    """Points in order of their product of sizes, grouped in runs of about equal share, each at the least allowed size
+    that holds its mean, so that no step counts as shorter than it is on average."""
     if len(points) <= MOST_POINTS:
         return points
     ordered = sorted(points, key=lambda point: (math.prod(size for _, size in point.sizes), point.sizes))
@@ -137,6 +137,6 @@ def _mean(run: Sequence[SizePoint], name: str, weight: float, declared: DynamicS
 
 
 def histogram_text(points: Iterable[SizePoint]) -> str:
-    """As --sizes takes it."""
+    """Text of the points, as --sizes takes it."""
     parts = (",".join(f"{name}={size}" for name, size in point.sizes) + f":{point.weight:.17g}" for point in points)
     return ";".join(parts)

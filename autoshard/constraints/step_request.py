@@ -1,4 +1,4 @@
-"""What a user says of a whole training step: micro-batches, stages, the schedule, what backward computes again."""
+"""Requests of a user for a whole training step: micro-batches, stages, the schedule, what backward recomputes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StagePin:
 
 @dataclass(frozen=True)
 class StepRequest:
-    """None where nothing was said. `global_batch`: samples a step; the captured batch is one micro-batch.
+    """A field is None where nothing was given. `global_batch`: samples a step; the captured batch is one micro-batch.
 
     Where a step is searched for, each may be AUTO or several with commas; `micro_batch` is of one replica, and devices
     that share a block may have a second axis, cp or ep. `enable_parallel_optimizer` and the two after it are
@@ -73,7 +73,7 @@ class StepRequest:
 
     @property
     def zero_levels(self) -> tuple[int, ...]:
-        """Stages of ZeRO that are asked for; all for AUTO, none where nothing was said. UsageError for others."""
+        """Stages of ZeRO that are asked for; all for AUTO, none where nothing was given. UsageError for others."""
         if self.enable_parallel_optimizer:
             return (2,) if self.gradient_accumulation_shard else (1,)
         if self.zero is None:
@@ -85,7 +85,7 @@ class StepRequest:
 
     @property
     def threshold_bytes(self) -> float:
-        """Parameters of no more bytes, whole, are not stored in shards."""
+        """Bytes up to which a whole parameter is not stored in shards."""
         if not self.enable_parallel_optimizer:
             return 0.0
         threshold = THRESHOLD_KB if self.parallel_optimizer_threshold is None else self.parallel_optimizer_threshold
@@ -106,7 +106,7 @@ class StepRequest:
 
     @property
     def place_meshes(self) -> dict[int, Mesh]:
-        """Of places that have one of their own. UsageError for what can't be read, and for a place that is said
+        """Meshes of places that have one of their own. UsageError for one that can't be read, and for a place given
         twice."""
         meshes: dict[int, Mesh] = {}
         for text in self.place_mesh:
@@ -135,7 +135,7 @@ class StepRequest:
 
     @property
     def open_(self) -> bool:
-        """Is something left to a search?"""
+        """True if something is left to a search."""
         said = (self.stages, self.virtual_stages, self.schedule, self.recompute, self.micro_batch)
         return any(isinstance(value, str) and (value == AUTO or "," in value) for value in said)
 
@@ -145,12 +145,12 @@ class StepRequest:
 
     @property
     def changes_memory(self) -> bool:
-        """Does a device hold a part of the model, weights otherwise, or compute again what it does not keep?"""
+        """True if a device holds a part of the model, stores weights otherwise, or recomputes what it does not keep."""
         return self.fixed_stages() > 1 or self.recompute not in (None, "none") or bool(self.zero_levels)
 
     @property
     def order(self) -> str:
-        """The schedule, where it is said or follows."""
+        """The schedule, where it is given or follows."""
         return self.schedule or ("1f1b" if self.virtual_stages in (None, 1) else "interleaved")
 
     def fixed_stages(self) -> int:
@@ -159,8 +159,8 @@ class StepRequest:
         return self.stages if isinstance(self.stages, int) else 1
 
     def check(self, searched: bool = False, captured: bool = True) -> None:
-        """UsageError where the options contradict each other, whatever the model is. `searched`: what is not said of
-        stages is for a search to choose. Without `captured` the model's own modules may yet ask for stages."""
+        """Raises UsageError where the options contradict each other, whatever the model is. `searched`: a search
+        chooses what is not given of stages. Without `captured` the model's own modules may yet ask for stages."""
         if self.micro_batches is not None and self.global_batch is not None:
             raise UsageError("--micro-batches and --global-batch both say how many micro-batches a step has", "one")
         self._check_shards()
@@ -237,7 +237,7 @@ class StepRequest:
 
 
 def pin_texts(pins: Iterable[StagePin], kind: str = STAGE_PIN) -> list[str]:
-    """As typed; items of one list in a row on one stage are one pin: `stage:model.layers.0-15=0`."""
+    """Pins as typed; items of one list in a row on one stage are one pin: `stage:model.layers.0-15=0`."""
     runs: list[tuple[str, int, int, int]] = []  # before the number, first, last, stage; without a number both are -1
     for pin in pins:
         match = re.fullmatch(r"(.*?)(\d+)", pin.path)
@@ -251,7 +251,7 @@ def pin_texts(pins: Iterable[StagePin], kind: str = STAGE_PIN) -> list[str]:
 
 
 def read_stage_pins(texts: tuple[str, ...], kind: str = STAGE_PIN) -> tuple[StagePin, ...]:
-    """Those of `--pin` that begin so; `stage:model.layers.0-15=0` is a pin of each of the sixteen."""
+    """Pins of `--pin` that begin with `kind`; `stage:model.layers.0-15=0` is a pin of each of the sixteen."""
     pins: list[StagePin] = []
     for text in texts:
         if not text.startswith(kind):

@@ -1,4 +1,4 @@
-"""How a package is to be run against the model: what can be refused of it before anything is captured or searched."""
+"""Request to run a package against the model: checks that need no capture and no search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sure a prediction is: the errors of the constants, from their validation, carried through to a step.
+"""Error bands of predictions: the errors of the constants, from their validation, carried through to a step.
 
 Operators of one family (products, attention, other operators, collectives) err together, families independently, so a
 step that spends t_f seconds in family f with relative error e_f is sure to sqrt(sum((t_f e_f)^2)) / sum(t_f)
@@ -33,8 +33,8 @@ _ORDER = ("measured", "datasheet", "default")
 class Band:
     """`error` is relative, of either sign. `kind`, of the weakest figures that matter: measured (constants fitted to
     this device), datasheet (its peaks, with efficiencies of other devices) or default. `steps`: whole steps of its kind
-    that the band was made from (None: of the constants alone), of so many `releases` or frameworks; `neighbours`:
-    whether they are of kinds beside its own."""
+    that the band was made from (None: of the constants alone), of so many `releases` or frameworks; `neighbours`: True
+    if they are also of neighbouring kinds."""
 
     error: float
     kind: str
@@ -74,7 +74,7 @@ def _fitted_in(hardware: Hardware, name: str, dtype: str) -> bool:
 
 
 def kind_of(hardware: Hardware, name: str, dtype: str = "") -> str:
-    """Where the figures of a family come from."""
+    """Origin of the figures of a family: measured, datasheet or default."""
     kinds = {figure.key: figure.kind for figure in hardware.figures}
     if kinds.get(f"constants.error.{name}") == "measured" and _fitted_in(hardware, name, dtype):
         return "measured"
@@ -92,7 +92,7 @@ def step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str = "")
 
 
 def provenance(hardware: Hardware) -> str:
-    """One sentence: how sure each family of predictions is on this hardware."""
+    """Sentence on how sure each family of predictions is on this hardware."""
     errors = ", ".join(
         f"{shown} ±{error_of(hardware, name):.0%} ({_kind_words(hardware, name)})" for name, shown in NAMES.items()
     )

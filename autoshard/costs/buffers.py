@@ -1,8 +1,8 @@
-"""Bytes that a step of a redistribution holds only while it runs, beside the tensor that it is given and the one that
-it makes: what is packed for sending, padded to equal parts, received and not yet in its place.
+"""Temporary bytes of a redistribution step, in addition to its source and target: what is packed for sending, padded to
+equal parts, received and not yet in its place.
 
-Each function goes through what the runtime does (emit/runtime/redistribution.py, axis.py, exchange.py), allocation by
-allocation. A dim is moved to the front, which takes a copy unless there is but one element before it.
+Each function follows the runtime (emit/runtime/redistribution.py, axis.py, exchange.py) allocation by allocation. A dim
+is moved to the front, which takes a copy unless there is only one element before it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MEMBERS = 16  # of a group: those looked at for the one that sends and receives 
 
 
 class Tape:
-    """Bytes held, and the most that ever were."""
+    """Bytes held now, and the most ever held."""
 
     def __init__(self) -> None:
         self.held = self.most = 0.0
@@ -53,8 +53,8 @@ class Tape:
 
 @dataclass(frozen=True)
 class ExchangedDim:
-    """A dim of `whole` elements, cut in parts of `lengths` in each of its blocks. `before` and `after`: elements of
-    the other dims (and blocks), the former outside it."""
+    """A dim of `whole` elements, sharded in parts of `lengths` in each of its blocks. `before` and `after`: elements of
+    the other dims (and blocks) outside and inside it."""
 
     lengths: tuple[int, ...]
     before: int
@@ -73,12 +73,12 @@ class ExchangedDim:
         return max(self.lengths)
 
     def moves(self, length: int) -> bool:
-        """Whether bringing the dim to the front, or back, takes a copy."""
+        """True if bringing the dim to the front, or back, takes a copy."""
         return self.before > 1 and length > 1
 
 
 def gather(dim: ExchangedDim) -> float:
-    """Beside the part given and the whole: of the device with the longest part, and of one that pads its own."""
+    """Temporary bytes of an all-gather, without the given part and the whole: the most over all lengths of a part."""
     return max(_gather(dim, length) for length in set(dim.lengths))
 
 
@@ -101,7 +101,7 @@ def _gather(dim: ExchangedDim, length: int) -> float:
 
 
 def scatter(dim: ExchangedDim) -> float:
-    """Beside the whole given and the part made, summed over all."""
+    """Temporary bytes of a reduce-scatter, without the given whole and the resulting part, the sum over all members."""
     tape = Tape()
     packed = tape.make(dim.bytes(dim.whole)) if dim.moves(dim.whole) else 0.0
     shorter = [length for length in dim.lengths if length < dim.longest]
@@ -118,7 +118,7 @@ def scatter(dim: ExchangedDim) -> float:
 
 
 def swap(source: float, target: float) -> float:
-    """All-to-all: what is sent is packed, what has come is put in its place."""
+    """Temporary bytes of an all-to-all: the packed data or the received data, whichever is larger."""
     return max(source, target)
 
 
@@ -126,7 +126,7 @@ def swap(source: float, target: float) -> float:
 
 
 def buffers(mesh: Mesh, step: Collective, source: LocalValue, target: LocalValue) -> Temporary:
-    """Of the value `source` and the one `target` of it, on the device that holds most."""
+    """Temporary bytes of `step` from `source` to `target`, forward and backward, on the device that holds most."""
     if step.forward in BY_INDEX:
         return Temporary(
             _by_index(mesh, step.forward, step, source, target), _back_by_index(mesh, step, source, target)
@@ -172,8 +172,8 @@ def _of_gradient(layout: Layout) -> Layout:
 
 
 def _routed(mesh: Mesh, name: str, axes: Sequence[str], source: LocalValue, before: Layout, after: Layout) -> float:
-    """What leaves is packed, what comes is added; by an all-gather, all that everybody has comes. What lies in blocks
-    is taken out, and put in, by way of a copy of one piece."""
+    """Temporary bytes of a step by index: of an exchange what is sent (packed) and received; of a gather all that every
+    member has. Data in blocks is taken out, and put in, through a copy of one piece."""
     width = DTYPE_BYTES[source.dtype]
     route = _route(mesh, tuple(axes), source.shape, before, after)
     in_blocks = any(isinstance(p, Shard) and p.blocks > 1 for p in (*before.placements, *after.placements))
@@ -185,8 +185,8 @@ def _routed(mesh: Mesh, name: str, axes: Sequence[str], source: LocalValue, befo
 
 @dataclass(frozen=True)
 class Route:
-    """Elements, on the device with most: what it sends and receives in an exchange, what it keeps of its own, and the
-    largest piece that one device has for another."""
+    """Elements on the device with most: `moved` (sent and received in an exchange), `own` (kept), and `piece` (the
+    largest that one device has for another)."""
 
     moved: int
     own: int
@@ -210,18 +210,18 @@ def _route(mesh: Mesh, axes: tuple[str, ...], shape: tuple[int, ...], before: La
 
 
 def _at(mesh: Mesh, axes: Sequence[int], place: Sequence[int]) -> tuple[int, ...]:
-    """The coordinates of a member of the group: the first on the other axes."""
+    """Coordinates of a member of the group: the first on the other axes."""
     at = dict(zip(axes, place, strict=True))
     return tuple(at.get(axis, 0) for axis in range(len(mesh.axes)))
 
 
 def _differs(before: Placement, after: Placement) -> bool:
-    """Whether the devices along an axis have different things: shards, or partial sums that are added up."""
+    """True if the devices along an axis hold different data: shards, or partial sums that are added up."""
     return isinstance(before, Shard) or before == PARTIAL != after
 
 
 def _held(size: LocalSize, mesh: Mesh, at: Integers) -> tuple[Runs, Integers]:
-    """What the members of a group, at coordinates `at` (members, axes), hold of a dim, and the rank of each there."""
+    """Runs of a dim that members of a group, at coordinates `at` (members, axes), hold, and the rank of each there."""
     axes = [mesh.index(shard.axis) for shard in size.shards]
     cuts = tuple((mesh.sizes[axis], shard.blocks, shard.unit) for axis, shard in zip(axes, size.shards, strict=True))
     rank = np.zeros(len(at), dtype=np.int64)
@@ -231,7 +231,7 @@ def _held(size: LocalSize, mesh: Mesh, at: Integers) -> tuple[Runs, Integers]:
 
 
 def _common(owned: list[tuple[Runs, Integers]], others: list[tuple[Runs, Integers]], looked: int) -> Integers:
-    """(looked, members): elements that each of the first members has of `owned` and each one of `others`."""
+    """Counts (looked, members) of elements that each of the first members has of `owned` and each one of `others`."""
     counts = np.ones((looked, 1), dtype=np.int64)
     for (held, ranks), (other, their) in zip(owned, others, strict=True):
         there, row = np.unique(ranks[:looked], return_inverse=True)
@@ -246,7 +246,7 @@ def _common(owned: list[tuple[Runs, Integers]], others: list[tuple[Runs, Integer
 
 
 def _below(start: Integers, stop: Integers, position: Integers) -> Integers:
-    """How many of the elements in runs [start, stop), ascending, lie below each position."""
+    """Number of elements in runs [start, stop), ascending, that lie below each position."""
     if not len(start):
         return np.zeros_like(position)
     whole = np.concatenate([[0], np.cumsum(stop - start)])

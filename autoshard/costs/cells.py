@@ -12,7 +12,7 @@ Operands = tuple[LocalTensor | None, ...]
 
 
 def cell_seconds(hardware: Hardware, op: Op, operands: Operands, variant: str) -> tuple[float, float]:
-    """Forward and backward."""
+    """Forward and backward seconds."""
     first = record(op.target).cell_weights
     assert first is not None
     x, h, w_x, w_h = operands[0], operands[1], operands[first], operands[first + 1]

@@ -37,9 +37,9 @@ def collective_seconds(hardware: Hardware, mesh: Mesh, axis: int, kind: str, ful
 def collective_seconds(
     hardware: Hardware, mesh: Mesh, axis: int, kind: str, full_bytes: float | np.ndarray
 ) -> float | np.ndarray:
-    """`full_bytes` is the whole message of a group: the output of an all_gather, the input of a reduce_scatter, the
-    tensor of an all_reduce or broadcast, the local input of an all_to_all, what each member of a send_receive gives to
-    the next. 0 for an axis of size 1 or an empty message. An array of sizes gives an array of seconds.
+    """Seconds of a collective. `full_bytes` is the whole message of a group: the output of an all_gather, the input of
+    a reduce_scatter, the tensor of an all_reduce or broadcast, the local input of an all_to_all, what each member of a
+    send_receive gives to the next. 0 for an axis of size 1 or an empty message. An array of sizes gives an array.
     """
     return joint_seconds(hardware, mesh, (axis,), kind, full_bytes)
 
@@ -53,7 +53,7 @@ def joint_seconds(
 def joint_seconds(
     hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str, full_bytes: float | np.ndarray
 ) -> float | np.ndarray:
-    """The same over one group of several axes joined."""
+    """Seconds as of `collective_seconds`, over one group of several axes joined."""
     size = math.prod(mesh.sizes[axis] for axis in axes)
     if size == 1:
         return full_bytes * 0.0
@@ -64,7 +64,7 @@ def joint_seconds(
 
 
 def per_byte_seconds(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], kind: str) -> float:
-    """What a byte of a large message adds, over several axes joined: a collective never takes less for its bytes."""
+    """Seconds that a byte of a large message adds, over several axes joined; a collective's bytes never take less."""
     return _terms(hardware, mesh, axes, kind)[3] if math.prod(mesh.sizes[axis] for axis in axes) > 1 else 0.0
 
 
@@ -77,7 +77,7 @@ def _terms(hardware: Hardware, mesh: Mesh, axes: tuple[int, ...], name: str) -> 
 
 
 def link_terms(hardware: Hardware, link: AxisLink, name: str) -> Terms:
-    """What `formulas.transfer` needs of a collective over `link`. A level's latency counts for each of its steps."""
+    """Terms of `formulas.transfer` for a collective over `link`. A level's latency counts for each of its steps."""
     kind = CARRIED[name]
     key = f"collective.{kind.constants}"
     waits = [crossing.link.latency_seconds * _steps(kind, crossing) for crossing in link.crossings]
@@ -96,7 +96,7 @@ def link_terms(hardware: Hardware, link: AxisLink, name: str) -> Terms:
 
 
 def _steps(kind: CollectiveKind, crossing: Crossing) -> float:
-    """One after the other: around a ring; between nodes an all-reduce goes up and down a tree."""
+    """Steps one after the other: around a ring; between nodes an all-reduce goes up and down a tree."""
     if kind.route == "send":
         return 1
     if kind.passes == 2 and not crossing.innermost:
@@ -105,7 +105,7 @@ def _steps(kind: CollectiveKind, crossing: Crossing) -> float:
 
 
 def _seconds_per_byte(hardware: Hardware, kind: CollectiveKind, link: AxisLink, crossing: Crossing) -> float:
-    """Of the whole message, on one level. The constants of a kind are those of the links between devices."""
+    """Seconds per byte of the whole message, on one level. A kind's constants are for links between devices."""
     efficiency = 1.0
     if crossing.innermost:
         key = f"collective.{kind.constants}"

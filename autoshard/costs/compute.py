@@ -59,25 +59,25 @@ def is_view(op: LocalOp) -> bool:
 
 
 def product_flops(op: LocalOp, product: Product) -> float:
-    """2 per multiplication and addition, of the forward."""
+    """FLOP of the forward: 2 per multiplication and addition."""
     return 2.0 * op.results[0].numel * summed_length(op, product)
 
 
 def summed_length(op: LocalOp, product: Product) -> int:
-    """Of the loop that a product sums over."""
+    """Length of the loop that a product sums over."""
     position, first = product.summed
     return math.prod(op.operand(position).shape[first:])
 
 
 def attention_flops(op: LocalOp) -> float:
-    """q (..., s, d), k (..., t, d), v (..., t, e): scores and weighted sum; half of them under a causal mask."""
+    """FLOP of scores and weighted sum, half under a causal mask: q (..., s, d), k (..., t, d), v (..., t, e)."""
     query, key, value = (op.operand(position).shape for position in range(3))
     flops = 2.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
     return flops / 2 if op.causal else flops
 
 
 def _product_seconds(hardware: Hardware, op: LocalOp, product: Product) -> tuple[float, float]:
-    """Backward: a product of the same size for each multiplied operand that needs a gradient, a sum for the added."""
+    """Seconds; backward: an equal product for each multiplied operand that needs a gradient, a sum for the added."""
     multiplied = [op.operand(position) for position in product.multiplied]
     flops, inner, dtype = product_flops(op, product), float(summed_length(op, product)), multiplied[0].dtype
     share = hardware.constant("matmul.misaligned") if is_misaligned(op, product) else 1.0
@@ -116,19 +116,19 @@ def cast_passes(op: LocalOp, joined: bool = False) -> tuple[tuple[float, ...], t
 
 
 def cast_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
-    """Of them, forward and backward, in eager torch."""
+    """Seconds of the casts of `cast_passes`, forward and backward, in eager torch."""
     there, back = cast_passes(op)
     return _passes_seconds(hardware, op, there), _passes_seconds(hardware, op, back)
 
 
 def _passes_seconds(hardware: Hardware, op: LocalOp, passes: tuple[float, ...]) -> float:
-    """Of kernels that pass so many bytes each."""
+    """Seconds of kernels that each move so many bytes over memory."""
     kernel = record(op.target)
     return sum((_memory_seconds(hardware, kernel, size) or hardware.launch_seconds for size in passes), 0.0)
 
 
 def gradient_cast_seconds(hardware: Hardware, op: LocalOp) -> float:
-    """Of a linear's backward what its result's gradient is cast in, before either product."""
+    """Seconds in which a linear's backward casts its result's gradient, before either product."""
     product = record(op.target).work
     if not isinstance(product, Product) or not is_cast(op, product):
         return 0.0
@@ -136,9 +136,9 @@ def gradient_cast_seconds(hardware: Hardware, op: LocalOp) -> float:
 
 
 def is_misaligned(op: LocalOp, product: Product) -> bool:
-    """Whether rows of the matrices, in half precision, do not start at multiples of 16 bytes (a vocabulary of 50,257).
+    """True if rows of the matrices, in half precision, do not start at multiples of 16 bytes (a vocabulary of 50,257).
 
-    Then the libraries' fast kernels can't be used, in no direction: each has such rows. Convolutions have not.
+    Then neither direction can use the libraries' fast kernels: each has such rows. Convolutions have none.
     """
     position, first = product.summed
     matrices = [*(op.operand(index) for index in product.multiplied), op.results[0]]
@@ -165,7 +165,7 @@ def one_product_seconds(
 
 
 def _attention_seconds(hardware: Hardware, op: LocalOp) -> tuple[float, float]:
-    """One fused kernel each way: the scores never reach memory."""
+    """Seconds of one fused kernel each way: the scores never reach memory."""
     flops = attention_flops(op)
     size = float(sum(tensor.bytes for tensor in (*op.operands[:3], op.results[0]) if tensor is not None))
     keys, head = op.operand(1).shape[-2:]
@@ -192,7 +192,7 @@ def one_attention_seconds(
 
 
 def _view_backward_seconds(hardware: Hardware, op: LocalOp) -> float:
-    """Free where nothing changes but the shape; else (slice, expand, split) the whole gradient is written."""
+    """Seconds: 0 where nothing changes but the shape; else (slice, expand, split) the whole gradient is written."""
     source = next((tensor for tensor in op.operands if tensor is not None), None)
     if source is None or (len(op.results) == 1 and op.results[0].numel == source.numel):
         return 0.0

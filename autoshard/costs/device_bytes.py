@@ -28,7 +28,7 @@ def is_trained(graph: Graph, parameter: Parameter) -> bool:
 
 
 def parameter_bytes(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
-    """Parameter, and where it is trained its gradient and optimizer state, all stored in `layout`.
+    """Bytes of a parameter, and if it is trained of its gradient and optimizer state, all stored in `layout`.
 
     Masters are what the graph holds: float32 under every `--precision`, low-precision copies are casts in the graph.
     """
@@ -41,7 +41,7 @@ def parameter_parts(graph: Graph, parameter: Parameter, layout: Layout, mesh: Me
 
 
 def host_bytes(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
-    """All of these in the memory of its host, for one device."""
+    """Bytes of all of these in the memory of its host, for one device."""
     return sum(_parts(graph, parameter, layout, mesh)) if layout.host else 0.0
 
 
@@ -53,7 +53,7 @@ def _parts(graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> tu
 
 
 def optimizer_seconds(hardware: Hardware, graph: Graph, parameter: Parameter, layout: Layout, mesh: Mesh) -> float:
-    """Update of one parameter. No launch: one fused kernel updates a whole list of parameters."""
+    """Seconds to update one parameter. No launch: one fused kernel updates a whole list of parameters."""
     if not is_trained(graph, parameter):
         return 0.0
     passes = OPTIMIZER_PASSES[graph.optimizer] + UNSCALING_PASSES * (graph.precision == "fp16-mixed")

@@ -15,8 +15,8 @@ Operands = tuple[LocalTensor | None, ...]
 
 
 def expert_rows(op: Op, operands: Operands, variant: str) -> float:
-    """How many pairs of token and expert one device works on: those of its tokens where these travel, else those of
-    its experts."""
+    """Number of pairs of token and expert that one device works on: those of its tokens where these travel, else those
+    of its experts."""
     x, up, _, chosen, _ = operands[:5]
     assert x is not None and up is not None and chosen is not None
     experts = op.attribute("experts")

@@ -36,7 +36,7 @@ Tasks = tuple[HostTask, ...]
 
 
 def host_of(hardware: Hardware) -> NodeHost:
-    """UsageError where the profile says nothing of one."""
+    """Host of a node; UsageError where the profile has none."""
     if hardware.host is None:
         hint = "a profile with a [host] table: autoshard profiles NAME > mine.toml"
         raise UsageError(f"the profile {hardware.name} has no [host]: nothing can be placed on the host", hint)
@@ -44,7 +44,7 @@ def host_of(hardware: Hardware) -> NodeHost:
 
 
 def near_host(hardware: Hardware) -> NodeHost:
-    """That of a device that is a processor, in a profile without [host], is the device: it copies at its own rate."""
+    """Host of a node; for a processor in a profile without [host], the device itself, which copies at its own rate."""
     if hardware.host is not None or backend_of(hardware) != "gloo":
         return host_of(hardware)
     rate, devices = hardware.memory_bandwidth, hardware.devices_per_node
@@ -52,7 +52,7 @@ def near_host(hardware: Hardware) -> NodeHost:
 
 
 def link_seconds(hardware: Hardware, size: float) -> float:
-    """One transfer between a device and its host; nothing for no bytes."""
+    """Seconds of one transfer between a device and its host; 0 for no bytes."""
     host = near_host(hardware)
     return host.link_latency_seconds + size / (host.link_bandwidth * host.link_efficiency) if size else 0.0
 
@@ -84,7 +84,7 @@ def _rows(op: LocalOp) -> tuple[float, float]:
 
 
 def _tasks(hardware: Hardware, down: float, work: float, up: float) -> Tasks:
-    """Bytes to the host, bytes of its memory, bytes to the device."""
+    """Tasks for bytes to the host, bytes of its memory, bytes to the device."""
     steps = (
         HostTask(TO_HOST, link_seconds(hardware, down), down),
         HostTask(LOOK_UP, memory_seconds(hardware, work), work),
@@ -94,5 +94,5 @@ def _tasks(hardware: Hardware, down: float, work: float, up: float) -> Tasks:
 
 
 def seconds_of(tasks: Tasks, *, link: bool) -> float:
-    """Of what passes the link, or of the rest."""
+    """Seconds of the tasks that pass the link, or of the rest."""
     return sum(task.seconds for task in tasks if (task.what != LOOK_UP) == link)

@@ -95,7 +95,7 @@ def _groups(mesh: Mesh, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _crossing(link: Link, inner: int, groups: np.ndarray) -> Crossing | None:
-    """How the groups use `link`, which joins blocks of `inner` ranks; None where no group leaves its block."""
+    """Crossing of the groups over `link`, which joins blocks of `inner` ranks; None where no group leaves its block."""
     nodes = link.devices // inner
     if link.graph.kind in NO_SHARING:  # groups that lie in the same way in other blocks add nothing
         groups = np.unique(groups - groups[:, :1] // link.devices * link.devices, axis=0)
@@ -150,18 +150,18 @@ def _concurrent_pairs(ways: list[np.ndarray], nodes: int) -> tuple[tuple[int, in
 
 
 def _keep_rails(groups: np.ndarray, inner: int) -> bool:
-    """True where each group has members at the same positions in each of its blocks."""
+    """True if each group has members at the same positions in each of its blocks."""
     return all(_keeps_rails(group, inner) for group in np.unique(groups - groups[:, :1] // inner * inner, axis=0))
 
 
 def _keeps_rails(group: np.ndarray, inner: int) -> bool:
-    """True where the group has members at the same positions in each of its blocks."""
+    """True if the group has members at the same positions in each of its blocks."""
     positions = {tuple(group[group // inner == block] % inner) for block in np.unique(group // inner)}
     return len(positions) == 1
 
 
 def axes_by_link(mesh: Mesh, hardware: Hardware) -> dict[str, frozenset[tuple[int, ...]]]:
-    """Each link and each axis, with the groups of axes whose collectives it carries; none that is part of another."""
+    """Each link and each axis, with the groups of axes whose collectives it carries, without groups within another."""
     split_axes = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     every = [axes for n in range(1, len(split_axes) + 1) for axes in combinations(split_axes, n)]
     sets: dict[str, frozenset[tuple[int, ...]]] = {}

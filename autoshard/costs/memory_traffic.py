@@ -1,4 +1,4 @@
-"""What it costs to move a tensor of a graph: the terms on which its redistributions are searched."""
+"""Costs of moving a tensor of a graph: the terms on which its redistributions are searched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from autoshard.redistribute import CollectiveSeconds, Pass, Terms
 
 
 def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, all_to_all: bool = True) -> Terms:
-    """A weight that is gathered for use is gathered again in backward: autograd keeps its shard. Where it was cast
-    before, its gradient moves in the precision of the parameter."""
+    """Terms of moving a tensor. A weight gathered for use is gathered again in backward, as autograd keeps its shard.
+    If it was cast before, its gradient moves in the precision of the parameter."""
     differentiable = tensor.requires_grad and graph.loss is not None
     times = 2.0 if tensor.name in graph.weights and differentiable else 1.0
     seconds, local = _remembered(hardware, mesh), local_pass(hardware)
@@ -32,18 +32,18 @@ def moving_terms(hardware: Hardware, mesh: Mesh, graph: Graph, tensor: Tensor, a
 
 
 def gradient_dtype(graph: Graph, tensor: str) -> str:
-    """In which precision the gradient of a tensor moves: that of the parameter, where it is a weight."""
+    """Dtype in which the gradient of a tensor moves: that of the parameter, if it is a weight."""
     return graph.tensor(graph.weights.get(tensor, tensor)).dtype
 
 
 def moving_facts(graph: Graph, tensor: Tensor) -> tuple[object, ...]:
-    """What the terms depend on: tensors with equal facts move at one price."""
+    """Facts that the terms depend on: tensors with equal facts move at one price."""
     high, is_weight = gradient_dtype(graph, tensor.name), tensor.name in graph.weights
     return (tensor.shape, tensor.dtype, high, tensor.requires_grad, is_weight)
 
 
 def local_pass(hardware: Hardware) -> Pass:
-    """One element-wise kernel that reads and writes memory: a slice, mask, padding, or packing for an exchange."""
+    """Pass of one element-wise kernel over memory: a slice, mask, padding, or packing for an exchange."""
     bandwidth = hardware.memory_bandwidth * hardware.constant("memory.elementwise")
     return Pass(hardware.launch_seconds, 1.0 / bandwidth)
 

@@ -39,7 +39,7 @@ def op_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: S
 
 
 def with_calls(computed: float, calls: Iterable[tuple[Call, float]], inside: Inside) -> float:
-    """Seconds of a variant and of its collectives: those that run beside it, and those that it waits for."""
+    """Seconds of a variant with its collectives: those that overlap with it, and those that it waits for."""
     beside, alone = 0.0, 0.0
     for (_, kind, _), seconds in calls:
         beside, alone = (beside + seconds, alone) if kind in inside.beside else (beside, alone + seconds)
@@ -47,7 +47,7 @@ def with_calls(computed: float, calls: Iterable[tuple[Call, float]], inside: Ins
 
 
 def local_seconds(hardware: Hardware, mesh: Mesh, graph: Graph, op: Op, strategy: Strategy) -> tuple[float, float]:
-    """The same without the collectives of a variant, or the link to the host: on a mesh of any size."""
+    """Seconds without the collectives of a variant or the link to the host, on a mesh of any size."""
     operands, results = local_tensors(graph, op, strategy, mesh)
     return compute_seconds(hardware, graph, op, operands, results, strategy.variant, strategy.host)
 
@@ -62,7 +62,7 @@ def compute_seconds(
     host: bool = False,
 ) -> tuple[float, float]:
     """The one formula that search and simulation share: the local operator, without the collectives of a variant, or
-    what passes the link to the `host`. Worked out once: every program that is simulated asks again."""
+    what passes the link to the `host`. Cached, as every simulated program asks again."""
     known = graph.once(_computed)
     key = (id(hardware), id(op), operands, results, variant, host)
     if key not in known:
@@ -71,7 +71,7 @@ def compute_seconds(
 
 
 def _computed(graph: Graph) -> dict[object, tuple[Hardware, Op, tuple[float, float]]]:
-    """The seconds by address of what they are of, which is kept so that no other one gets it."""
+    """Cache of seconds, by address of what they are for, which is kept so that no other object gets it."""
     return {}
 
 
@@ -107,7 +107,7 @@ def _compute_seconds(
 def weight_seconds(
     hardware: Hardware, graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...]
 ) -> float:
-    """Of the backward seconds of a linear, those of the gradients of its weight and bias."""
+    """Backward seconds of a linear for the gradients of its weight and bias."""
     first = operands[0]
     assert first is not None
     constant = (replace(first, requires_grad=False), *operands[1:])
@@ -116,8 +116,8 @@ def weight_seconds(
 
 
 def extra_bytes(graph: Graph, op: Op, operands: LocalTensors, results: tuple[LocalTensor, ...]) -> float:
-    """What one device saves beside values (masks, statistics, log-probabilities): its part of the largest tensor of the
-    operator (of several, the first result)."""
+    """Bytes that one device saves in addition to values (masks, statistics, log-probabilities): its part of the largest
+    tensor of the operator (of several, the first result)."""
     if not op.saved.extra_bytes:
         return 0.0
     if _is_cell(op):
@@ -133,8 +133,8 @@ def _is_cell(op: Op) -> bool:
 
 
 def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
-    """`extra_bytes` under a strategy, or what its variant keeps in their place; 0 in a graph without a loss, and of
-    what the host keeps."""
+    """Bytes as of `extra_bytes` under a strategy, or what its variant keeps in their place; 0 in a graph without a
+    loss, and for what the host keeps."""
     if graph.loss is None or strategy.host:
         return 0.0
     operands, results = local_tensors(graph, op, strategy, mesh)

@@ -1,5 +1,5 @@
-"""Bytes that an operator holds only while its forward or its backward runs, beside operands, results, gradients and
-what autograd keeps: local copies inside kernels of several steps, and what a variant of the runtime has received."""
+"""Temporary bytes of an operator's forward or backward, in addition to operands, results, gradients and what autograd
+keeps: local copies inside kernels of several steps, and what a variant of the runtime has received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoshard.rules.operators import VARIANTS, record
 def temporary(
     mesh: Mesh, op: Op, variant: str, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> Temporary:
-    """Of local operands that lie in `layouts`."""
+    """Temporary bytes of an operator on local operands that lie in `layouts`."""
     holds = _kernel(op, variant).holds
     return holds(mesh, op, operands, layouts, results) if holds else Temporary()
 
@@ -21,13 +21,13 @@ def temporary(
 def kept(
     mesh: Mesh, op: Op, variant: str, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> KeptTensors:
-    """How what is kept for backward differs from what the operator itself keeps."""
+    """Difference between what is kept for backward and what the operator itself keeps."""
     keeps = _kernel(op, variant).keeps
     return keeps(mesh, op, operands, layouts, results) if keeps else KeptTensors()
 
 
 def keeps_otherwise(op: Op, variant: str) -> bool:
-    """Does `kept` say anything?"""
+    """True if `kept` differs for this operator and variant."""
     return _kernel(op, variant).keeps is not None
 
 

@@ -58,7 +58,7 @@ def emit(program: Program, plan: Plan, graph: Graph, other_numbers: bool = False
 def package(
     program: Program, header: Header, models: Mapping[str, str] | None = None, served: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The same, from a header. `models`: the model's files, where these are several; `served`: those of servers."""
+    """File name -> text, from a header. `models`: the model's files, if there are several; `served`: the servers'."""
     copies = copied_files(header.registrations)
     plan_files = {**(models or {MODEL: model_file(program, header)}), "initial.py": initial_file(header.recipes)}
     files = {
@@ -74,7 +74,7 @@ def package(
 
 @lru_cache(maxsize=1)
 def _support_files() -> dict[str, str]:
-    """What packages have around the model, whole."""
+    """Files around the model that packages have, whole."""
     files = {path.name: _own_text(path) for path in sorted((_HERE / "package").glob("*.py")) if path.name not in FILES}
     for path in sorted((_HERE / "runtime").glob("*.py")):
         files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")

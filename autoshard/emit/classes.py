@@ -1,4 +1,4 @@
-"""One definition of the module tree as the text of one nn.Module class."""
+"""Text of a definition of the module tree as one nn.Module class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoshard.rules.operators import record
 
 @dataclass(frozen=True)
 class ClassContext:
-    """What the classes of one package share."""
+    """Context shared by the classes of one package."""
 
     program: Program
     tree: ModuleTree
@@ -46,7 +46,7 @@ class ClassContext:
 
     @cached_property
     def other_attributes(self) -> list[dict[str, dict[str, LocalAttribute]]]:
-        """By op, at each of the other sizes."""
+        """Attributes by op, at each of the other sizes."""
         return [
             {step.op: dict(step.attributes) for step in other.instructions if isinstance(step, Compute)}
             for other in self.others.programs
@@ -59,7 +59,7 @@ class ClassContext:
 
     @cached_property
     def written(self) -> list[tuple[ClassWriter, list[str]]]:
-        """Of each definition, in their order, the lines of its class."""
+        """Writer and lines of each definition's class, in order."""
         return _written(self)
 
     def needs_mesh(self, name: str) -> bool:
@@ -189,7 +189,7 @@ class ClassWriter:
     # --- sizes that follow the batch or the sequence ---
 
     def attributes(self, op: Compute) -> dict[str, LocalAttribute]:
-        """Of an operator, those that follow a size as SizeNumber."""
+        """Attributes of an operator, those that follow a size as SizeNumber."""
         package = self.package
         others = [attributes.get(op.op, {}) for attributes in package.other_attributes]
         return {
@@ -198,13 +198,13 @@ class ClassWriter:
         }
 
     def shape(self, value: LocalValue) -> LocalAttribute:
-        """The global shape, the same way."""
+        """Global shape, written as `size` writes sizes."""
         others = self.package.others
         values = [value.shape, *(program.value(value.name).shape for program in others.programs)]
         return followed(values, self.package.program.mesh, others)
 
     def _spelled(self, op: Compute) -> str | None:
-        """An operator's expression, its operands as long as they will be, about. None for a list of one tensor."""
+        """An operator's expression, its operands about as long as they will be. None for a list of one tensor."""
         attributes = self.attributes(op)
         if self.speller.assigned(op.target, op.operands, attributes, ["one"] * len(op.results)).startswith("("):
             return None
@@ -236,7 +236,7 @@ class ClassWriter:
         return f"{v.shape} {v.dtype}, {v.layout.on(self.package.program.mesh)}"
 
     def outputs(self) -> list[str]:
-        """The root returns the loss first."""
+        """Outputs of the class; the root's have the loss first."""
         outputs, loss = list(self.definition.outputs), self.package.program.loss
         if self.is_root and loss in outputs:
             outputs.remove(loss)
@@ -317,7 +317,7 @@ class ClassWriter:
         return result
 
     def _equal_from(self, items: list[Members | ProgramParameter | Child]) -> int:
-        """How many items from the first on have one class, and random numbers that grow steadily."""
+        """Number of items from the first on with one class, and random numbers that grow steadily."""
         count = 0
         for i, item in enumerate(items):
             first, second = items[0], items[min(1, i)]
@@ -403,7 +403,7 @@ class ClassWriter:
         return [*lines, *(body or ["        pass"])]
 
     def _sizes_read(self) -> list[str]:
-        """Those that the code is written by, off the inputs."""
+        """Lines that read, off the inputs, the sizes that the code is written by."""
         lines = []
         for kind, size in self.by_input.found.items():
             if kind in self.by_input.used:
@@ -436,7 +436,7 @@ def _sizes(value: LocalAttribute) -> list[LocalSize]:
 
 
 def size_expression(size: LocalSize, program: Program) -> str:
-    """How __init__ computes an uneven local size: nested shard_size, or by counting where that is not the same."""
+    """Expression for an uneven local size in __init__: nested shard_size, or by counting where that is not the same."""
     mesh = program.mesh
     text = str(size.size)
     for shard in size.shards:

@@ -41,7 +41,7 @@ def broken(text: str, width: int, tail: str = "") -> list[str]:
 
 
 def split_commas(text: str) -> list[str]:
-    """Split at the commas outside brackets and quotes."""
+    """Splits at the commas outside brackets and quotes."""
     parts, start = [], 0
     for i, char, depth in _code(text):
         if char == "," and depth == 0:
@@ -51,13 +51,13 @@ def split_commas(text: str) -> list[str]:
 
 
 def _last_group(text: str) -> int:
-    """Where the last bracket group outside all others opens."""
+    """Position where the last bracket group outside all others opens."""
     opened = [i for i, char, depth in _code(text) if char in _OPEN and depth == 0]
     return next((i for i in reversed(opened) if text[i + 1 : i + 2] not in _CLOSE), -1)
 
 
 def _matching(text: str, start: int) -> int:
-    """Where the group that opens at `start` closes."""
+    """Position where the group that opens at `start` closes."""
     level = next((depth for i, _, depth in _code(text) if i == start), 0)
     return next((i for i, char, depth in _code(text) if i > start and char in _CLOSE and depth == level), -1)
 

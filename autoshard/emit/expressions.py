@@ -1,4 +1,4 @@
-"""One operator as one expression: by the spelling of its record, where that says all that the op says.
+"""Operators as expressions: by the spelling of the operator's record, where that says all that the op says.
 
 Otherwise from its schema, by which any operator can be written. In a template `{0}` is an operand, `{name}` an
 attribute, `{a|2}` attribute a or else operand 2, `{*}` all operands, `{*name}` the items of a tuple, `{device}` the
@@ -43,7 +43,7 @@ class ExpressionWriter:
     follow: Callable[[SizeNumber], str] = str
 
     def spell(self, target: str, operands: Operands, attributes: Attributes) -> str:
-        """One expression. Operands are names or calls, or None where an optional one is absent."""
+        """Expression of an operator. Operands are names or calls, or None where an optional one is absent."""
         relevant = {key: value for key, value in attributes.items() if key not in IGNORED}
         schema = self.schema(target, operands, attributes)
         known = record(target)
@@ -58,12 +58,12 @@ class ExpressionWriter:
         return text if text is not None else self._generic(target, operands, relevant)
 
     def schema(self, target: str, operands: Operands, attributes: Attributes) -> Schema | None:
-        """Of the overload that is called; None for what is no operator of torch, and for graphs that lack them."""
+        """Schema of the overload that is called; None for what is no operator of torch, or a graph without schemas."""
         overloads = _by_target(self.schemas).get(target, ())
         return fitting(overloads, operands, {key: _plain(value) for key, value in attributes.items()})
 
     def assigned(self, target: str, operands: Operands, attributes: Attributes, names: Sequence[str]) -> str:
-        """What stands left of the `=`, for results of these names (`_`: not used)."""
+        """Text left of the `=`, for results of these names (`_`: not used)."""
         known = record(target)
         if known.statistics and len(names) > 1:
             return ", ".join([names[0], "_", "_", *names[1:]])  # torch hands out those of the batch before the new ones
@@ -86,7 +86,7 @@ class ExpressionWriter:
         return repr(value)
 
     def _infix(self, symbol: str, operands: Operands, attributes: Attributes) -> str | None:
-        """None where the operator has an option that the symbol can't say."""
+        """Expression with the operator's symbol; None if it has an option that the symbol can't express."""
         if attributes.get("alpha", 1) != 1 or attributes.get("rounding_mode") is not None:
             return None
         sides = [operand for operand in operands if operand is not None]
@@ -104,7 +104,7 @@ class ExpressionWriter:
         return f"({text})" if isinstance(value, SizeNumber) and " " in text else text
 
     def _fill(self, template: str, operands: Operands, attributes: Attributes) -> str | None:
-        """None where what the template needs is absent."""
+        """Template filled in; None where something that it needs is absent."""
         text = ""
         for plain, optional, field in _PIECES.findall(template):
             piece = plain or (self._optional(optional, operands, attributes) if optional else None)
@@ -125,7 +125,7 @@ class ExpressionWriter:
         return f", {text}" if name.startswith("@") or name.isdecimal() else f", {name}={text}"
 
     def _field(self, field: str, operands: Operands, attributes: Attributes) -> str | None:
-        """What `field` stands for, None where it is absent."""
+        """Text that `field` stands for, None where it is absent."""
         if field == "*":
             return ", ".join(str(operand) for operand in operands)
         if field == "device":
@@ -146,7 +146,7 @@ class ExpressionWriter:
         return self.literal(value)
 
     def _by_schema(self, schema: Schema, operands: Operands, attributes: Attributes) -> str | None:
-        """By position as far as nothing is left out, then by keyword; what has its default is left out."""
+        """Call with arguments by position as far as none is left out, then by keyword; defaults are left out."""
         bound = bind(schema, operands, {key: _plain(value) for key, value in attributes.items()})
         if bound is None:
             return None
@@ -171,7 +171,7 @@ class ExpressionWriter:
         return f"{_callee(schema)}({', '.join(arguments)})"
 
     def _generic(self, target: str, operands: Operands, attributes: Attributes) -> str:
-        """Without a schema: the operator's own name, tensors in order, everything else by keyword."""
+        """Call without a schema: the operator's own name, tensors in order, everything else by keyword."""
         namespace, _, name = target.partition(".")
         arguments = [self.literal(attributes["self"])] if "self" in attributes else []
         arguments += [str(operand) for operand in operands]
@@ -199,7 +199,7 @@ def _by_target(schemas: tuple[str, ...]) -> dict[str, tuple[Schema, ...]]:
 
 
 def _plain(value: LocalAttribute) -> LocalAttribute:
-    """With an integer for each local size: enough to know the kind of an argument."""
+    """Attribute with an integer for each local size: enough to know the kind of an argument."""
     if isinstance(value, tuple):
         return tuple(_plain(item) for item in value)
     return value.size if isinstance(value, LocalSize) else value
@@ -218,7 +218,7 @@ def _mentions(template: str) -> tuple[frozenset[str], frozenset[int], bool]:
 
 
 def _says_all(template: str, operands: Operands, attributes: Attributes, schema: Schema | None) -> bool:
-    """Does it write every operand, and every attribute that is not the default? (Unknown without a schema.)"""
+    """True if it writes every operand, and every attribute that is not the default. (Unknown without a schema.)"""
     names, positions, everything = _mentions(template)
     if not everything and any(o is not None and i not in positions for i, o in enumerate(operands)):
         return False

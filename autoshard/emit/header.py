@@ -1,4 +1,4 @@
-"""What a package says about itself: the plan it came from, how to make it again, and its strategy in words."""
+"""Header of a package: the plan it came from, how to make it again, and its strategy in words."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _input(program: Program, graph: Graph, name: str) -> Input:
 
 
 def _drawn_from(graph: Graph, tensor: str, dtype: str) -> tuple[float, float] | tuple[tuple[int, ...], ...]:
-    """(low, high) of synthetic numbers: those of the example where they count, else all that an index may be."""
+    """(low, high) of synthetic numbers: those of the example where they count, else all that an index may have."""
     known = next((r for r in graph.input_ranges if r.tensor == tensor), None)
     if "float" in dtype:
         return (known.low, known.high) if known is not None else (0, 0)
@@ -114,7 +114,7 @@ def _drawn_from(graph: Graph, tensor: str, dtype: str) -> tuple[float, float] | 
 
 
 def integer_bound(graph: Graph, tensor: str) -> int:
-    """One more than the largest integer that an input may hold, from all it is an index of; 2 where nothing tells."""
+    """Largest integer that an input may hold plus one, from all it is an index of; 2 where nothing shows it."""
     seen, todo, bounds = {tensor}, [tensor], []
     while todo:
         for op, position in graph.consumers[todo.pop()]:
@@ -128,7 +128,7 @@ def integer_bound(graph: Graph, tensor: str) -> int:
 
 
 def _indexed(graph: Graph, op: Op, position: int) -> int | None:
-    """How many the operand at `position` chooses among; None where it is no index."""
+    """Number of items that the operand at `position` chooses among; None where it is no index."""
     if op.target == "aten.one_hot":
         classes = op.attribute("num_classes")
         return classes if isinstance(classes, int) and classes > 0 else None
@@ -149,14 +149,14 @@ def _indexed(graph: Graph, op: Op, position: int) -> int | None:
 
 
 def _strategy_by_part(program: Program) -> Iterator[str]:
-    """Where places have meshes of their own: of each part, on its place's."""
+    """Strategy in words of each part on its place's mesh, where places have meshes of their own."""
     for number, part in enumerate(stage_programs(program)):
         where = f"part {number}, on {program.step.word} {program.step.part_stages[number]}"
         yield from (f"{where}, {words}" for words in strategy_words(part))
 
 
 def strategy_words(program: Program, served: bool = False) -> tuple[str, ...]:
-    """One sentence per mesh axis on what it divides. `served`: tables are on parameter servers."""
+    """Sentences, one per mesh axis, on what it divides. `served`: tables are on parameter servers."""
     axes = enumerate(program.mesh.axes)
     sentences = [f"{name} ({size}): {_axis_words(program, i, name)}" for i, (name, size) in axes]
     tables = [p.path for p in program.parameters if p.layout.host]

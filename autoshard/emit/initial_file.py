@@ -1,6 +1,6 @@
 """`initial.py` of a package: what the original's constructor computes, as the calls that it made.
 
-`graph.check` has seen to it that calls hold names and numbers only.
+`graph.check` ensures that calls hold names and numbers only.
 """
 
 from __future__ import annotations

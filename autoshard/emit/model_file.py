@@ -94,8 +94,8 @@ def _found(lines: list[str], places: Mapping[str, tuple[str, int, str]]) -> dict
 
 
 def context(program: Program, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
-    """`free`: reserved names that a class of this program may take. `title`: what its root is. Made once for a program:
-    the code, the same at other sizes, and its report all ask."""
+    """Context of a program's classes, made once, as the code, the same at other sizes, and its report need it. `free`:
+    reserved names that a class may take. `title`: what its root is."""
     known = program.once(_contexts)
     if (free, title) not in known:
         known[free, title] = _context(program, free, title)
@@ -103,7 +103,7 @@ def context(program: Program, free: frozenset[str] = frozenset(), title: str = "
 
 
 def _contexts(program: Program) -> dict[tuple[frozenset[str], str], ClassContext]:
-    """What was asked."""
+    """Cache of the contexts of a program, empty at first."""
     return {}
 
 
@@ -140,8 +140,8 @@ def check_followed(dynamic: Sequence[DynamicSize], others: OtherSizes) -> None:
 
 
 def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozenset(), title: str = "") -> ClassContext:
-    """The `context` at these other sizes, with what is equal at all of them as one class: what is written of it is,
-    once."""
+    """The `context` at these other sizes, with classes that are equal at all of them as one class, so that it is
+    written once."""
     known = program.once(_sized_contexts)
     key = (*map(id, others.programs), others.planned, free, title)
     if key not in known:
@@ -150,7 +150,7 @@ def _sized(program: Program, others: OtherSizes, free: frozenset[str] = frozense
 
 
 def _sized_contexts(program: Program) -> dict[Hashable, ClassContext]:
-    """By address of the programs at other sizes, which the context keeps so that no other ones get it."""
+    """Cache by address of the programs at other sizes, which the context keeps so that no other object gets it."""
     return {}
 
 
@@ -182,7 +182,7 @@ def model_file(program: Program, header: Header) -> str:
 
 
 def labels_context(program: Program, others: OtherSizes | None = None) -> ClassContext | None:
-    """Of the class that makes the labels of losses, None where no loss counts any. `others`: as of `with_sizes`."""
+    """Context of the class that makes the losses' labels, None if no loss counts any. `others`: see `with_sizes`."""
     title = "What a step's labels are counted of: for each of LABEL_COUNTS, its labels in one micro-batch."
     if not program.label_counts:
         return None
@@ -224,7 +224,7 @@ def names_in(code: str) -> set[str]:
 
 
 def imports(used: set[str], smaller: int = 0) -> list[str]:
-    """`smaller`: how many files have the forward of smaller steps."""
+    """Import lines. `smaller`: how many files have the forward of smaller steps."""
     names = sorted({"ParallelMesh"} | (RUNTIME_NAMES & used), key=lambda name: (name[0].islower(), name))
     lines = ["", "from __future__ import annotations", ""]
     lines += ["import torch"]
@@ -305,7 +305,7 @@ def facts(
 
 
 def _share_lines(program: Program) -> list[str]:
-    """How unequal shares of a step are dealt out."""
+    """Lines on how the unequal shares of a step are distributed."""
     if not program.step.batch_shares:
         return ["BATCH_SHARES = None  # of a micro-batch all devices compute equal parts"]
     axis, counts = program.mesh.names[0], program.step.batch_shares
@@ -319,7 +319,7 @@ def _share_lines(program: Program) -> list[str]:
 
 
 def _place_lines(program: Program) -> list[str]:
-    """The meshes of places, and how inputs lie where these are of their own."""
+    """Lines on the meshes of places, and how inputs lie where places have their own."""
     meshes = program.meshes if program.step.placed else ()
     rows = [f"{{{', '.join(f'{quoted(name)}: {size}' for name, size in mesh.axes)}}}" for mesh in meshes]
     said = "of each place; ranks count through them"
@@ -333,7 +333,7 @@ def _place_lines(program: Program) -> list[str]:
 
 
 def _evaluation_lines(why: str) -> list[str]:
-    """Why it is not evaluated, "" where it is."""
+    """Lines of EVALUATION: why the package does not evaluate, "" where it does."""
     if not why:
         return ['EVALUATION = ""  # without dropout, it is the forward of training']
     parts = [f"    {quoted(line)}" for line in textwrap.wrap(why, WIDTH - 8, drop_whitespace=False)]
@@ -341,7 +341,7 @@ def _evaluation_lines(why: str) -> list[str]:
 
 
 def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[str]:
-    """Which sizes may be others than planned."""
+    """Lines on which sizes may differ from the planned ones."""
     free, fixed = [], []
     for size in header.free_sizes:
         allowed = free_size(program, others, size)
@@ -362,7 +362,7 @@ def _free_lines(program: Program, header: Header, others: OtherSizes) -> list[st
 
 
 def _dynamic_lines(header: Header) -> list[str]:
-    """Which sizes may be others in each step."""
+    """Lines on which sizes may differ in each step."""
     said = "# Sizes that may be others in each step: from, to (0: any), divisor, remainder, and dims of the inputs."
     rows = []
     for size in header.dynamic:
@@ -406,7 +406,7 @@ _NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
 def _shifted(buckets: Sequence[GradientBucket]) -> int:
-    """How many of the first ones are alike, but for the number of a block, which is one less in each."""
+    """Number of first buckets that are alike but for the number of a block, which is one less in each."""
     head = [_NUMBER.split(path, maxsplit=1) for path in buckets[0].parameters]
     if any(len(part) < 3 or "{" in path or "}" in path for part, path in zip(head, buckets[0].parameters, strict=True)):
         return 1
@@ -478,13 +478,13 @@ def _build_model(root: str, sized: bool) -> list[str]:
 
 
 def _bucket_words(header: Header) -> str:
-    """Of a file of smaller steps; "" of others."""
+    """Sentence for a file of smaller steps; "" for others."""
     largest = ", ".join(f"{name} up to {size}" for name, size in header.bucket)
     return f"Steps of {largest} run this forward, on the parameters of model_parallel.py." if largest else ""
 
 
 def _bucket_lines(header: Header) -> list[str]:
-    """Which files have the forward of smaller steps."""
+    """Lines on which files have the forward of smaller steps."""
     if not header.buckets:
         return []
     rows = [

@@ -1,4 +1,4 @@
-"""What a class holds, after the names of the original model: parameters and child modules as a tree of members.
+"""Members of a class, named after the original model: parameters and child modules as a tree.
 
 An original name that is no Python name gets an attribute of its own; state dicts go by the original ones, which every
 parameter and buffer carries with it (`sharding(parameter).name`).
@@ -59,17 +59,17 @@ class Members:
 
     @property
     def is_list(self) -> bool:
-        """0, 1, 2, ... and all of them modules: an nn.ModuleList."""
+        """True for 0, 1, 2, ... that are all modules: an nn.ModuleList."""
         return self._is_numbered and self._are_modules
 
     @property
     def is_parameter_list(self) -> bool:
-        """0, 1, 2, ... and all of them parameters: an nn.ParameterList."""
+        """True for 0, 1, 2, ... that are all parameters: an nn.ParameterList."""
         return self._is_numbered and all(self._is_parameter(member) for member in self.items.values())
 
     @property
     def is_dict(self) -> bool:
-        """Names that are no attribute names, and all of them modules: an nn.ModuleDict."""
+        """True for names that are no attribute names and are all modules: an nn.ModuleDict."""
         plain = all(name == attribute for name, attribute in self.attributes().items())
         return self._are_modules and not plain and not TAKEN & set(self.items)
 
@@ -117,7 +117,7 @@ def _sort(node: Members) -> None:
 
 
 def access(root: Members, path: str, inside: Callable[[Child], Members]) -> str:
-    """How the class's own code reaches what is at `path`: `self.h[0].attn.weight`. `inside`: what a child holds."""
+    """Expression by which the class's own code reads `path`: `self.h[0].attn.weight`. `inside`: what a child holds."""
     text, node = "self", root
     for name in path.split("."):
         text += step(node, name)
@@ -140,7 +140,7 @@ def container(root: Members, path: str, inside: Callable[[Child], Members]) -> t
 
 
 def step(node: Members, name: str) -> str:
-    """From what holds a member to the member."""
+    """Text that leads from what holds a member to the member."""
     if node.numbered is not None and name in node.numbered.items:
         return f".{node.numbers_name}{step(node.numbered, name)}"
     if node.is_class:

@@ -1,4 +1,4 @@
-"""Which operators are written within the statement of the one that reads them: what the model's code does not name.
+"""Operators that are written within the statement of the one that reads them: what the model's code does not name.
 
 They stand right before their reader, in the order in which Python evaluates its arguments, so that nothing runs in
 another order than the program says; and a value that has no variable is freed as soon as it was read.
@@ -70,7 +70,7 @@ class _Nesting:
             self._take_in(item)
 
     def _fits(self, item: Compute, reader: Compute) -> bool:
-        """Nothing else reads it, the model's code has no name for it, and it is no step that a reader looks for."""
+        """True if nothing else reads it, the model's code does not name it, and no reader looks for it as a step."""
         value = item.results[0]
         moved = {*reads_of(item), value} & self.weights
         if self.uses[value] != 1 or value in self.kept or item.variant or item.again or moved:
@@ -84,7 +84,7 @@ class _Nesting:
         return self.program.value(item.results[0]).variable not in ("", item.module.rpartition(".")[2])
 
     def _holds(self, position: int) -> bool:
-        """True where the rest of the statement would run beside an operand that the model's code lets go before."""
+        """True if the rest of the statement would run while it holds an operand that the model's code frees before."""
         item = self.body[position]
         assert isinstance(item, Compute)
         if record(item.target).keeps_name or record(item.target).work is Work.VIEW:

@@ -97,7 +97,7 @@ def _part_file(
 
 
 def _slot_lines(program: Program, parts: Sequence[Program]) -> list[str]:
-    """In which order stages or places run what."""
+    """Lines on the order in which stages or places run what."""
     step, last = program.step, next(number for number, part in enumerate(parts) if part.loss)
     if step.placed:
         sources = handed_from(parts, program)

@@ -15,7 +15,7 @@ from autoshard.units import format_bytes, format_seconds
 
 
 def readme(program: Program, header: Header) -> str:
-    """How to launch the package, what is in it, and how data and weights go in and out."""
+    """README text: how to launch the package, what is in it, and how data and weights go in and out."""
     stages = program.step.stages
     size = program.firsts[-1]
     mesh = ", ".join(f"{name}={n}" for name, n in program.mesh.axes)
@@ -93,8 +93,8 @@ def _first_look(program: Program) -> str:
 
 
 def _order_of_kernels(program: Program) -> str:
-    """What keeps a collective that starts beside a product ahead of it, where there is one. (Megatron-LM asserts it of
-    tensor parallelism on GPUs before Blackwell.)"""
+    """README section on kernel order: keeps a collective that overlaps a product ahead of it; "" without one.
+    (Megatron-LM asserts it for tensor parallelism on GPUs before Blackwell.)"""
     early = sum(isinstance(step, Collective) and step.early for step in program.instructions)
     if not early:
         return ""
@@ -112,7 +112,7 @@ def _use(program: Program, header: Header) -> str:
 
 
 def launch(nodes: Sequence[int], started: str = "train.py --backend nccl --steps 100") -> str:
-    """The torchrun lines: of one node where it has all devices, else of every node, some perhaps with fewer."""
+    """The torchrun lines: for one node if it has all devices, else for every node; some may use fewer devices."""
     if len(nodes) == 1:
         return f"One node:\n\n```\ntorchrun --nproc-per-node {nodes[0]} {started}\n```\n"
     most, each = str(nodes[0]), ""
@@ -135,7 +135,7 @@ def _shown(size: int) -> range:
 
 
 def _stage_files(program: Program) -> str:
-    """A row more, of a plan with stages."""
+    """An extra table row, for a plan with stages."""
     return "\n| `stages.svg` | the whole step of all stages as a picture |" if program.step.parts else ""
 
 

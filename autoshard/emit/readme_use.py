@@ -1,4 +1,4 @@
-"""The part of a package's README.md on how data and weights go in and out, where it trains and where it is called."""
+"""Part of a package's README.md on the use of data and weights, and on training it or calling it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoshard.ir.program import Program
 
 
 def exit_code(name: str) -> int:
-    """With which a run ends that this module of the runtime ends. It is read there, for it can't be imported without
+    """Exit code of a run that this module of the runtime ends. Read from its source, as it can't be imported without
     torch."""
     text = (Path(__file__).parent / "runtime" / f"{name}.py").read_text("utf-8")
     match = re.search(r"^EXIT_\w+ = (\d+)", text, re.MULTILINE)
@@ -21,7 +21,7 @@ def exit_code(name: str) -> int:
 
 
 def training(program: Program, header: Header) -> str:
-    """Of a package with a loss, whose train.py does it all."""
+    """README part for a package with a loss: train.py does all of the training."""
     names = ", ".join(identifier(i.name) for i in header.inputs)
     items = ", ".join(f"{quoted(i.name)}: batch.{identifier(i.name)}" for i in header.inputs)
     nonfinite, stopped = exit_code("nonfinite"), os.EX_TEMPFAIL
@@ -87,7 +87,7 @@ checkpoint is trusted code: load only those that you trust. `.safetensors` files
 
 
 def calling(program: Program, header: Header) -> str:
-    """Of a package without a loss: planned for inference, or a model that returns none."""
+    """README part for a package without a loss: planned for inference, or for a model that returns none."""
     values = [program.value(name) for name in program.outputs]
     outputs = "\n".join(
         f"| {i} | {code_span(v.tensor)} | {v.shape} | {v.dtype} | `{v.layout}` |" for i, v in enumerate(values)
@@ -155,14 +155,14 @@ def _inputs(header: Header) -> str:
 
 
 def _evaluates(program: Program, header: Header) -> str:
-    """The line that train.py takes, where it does."""
+    """The note that train.py can evaluate, if it can."""
     if program.buffer_updates or header.evaluation:
         return ""
     return "torchrun ... train.py --eval-data data.py:make_held_out --eval-every 500 --eval-batches 20\n"
 
 
 def _scaling(program: Program) -> str:
-    """What a run in float16 or float8 does besides."""
+    """README section on float16 or float8: what a run in these precisions does in addition."""
     return {"fp16-mixed": _LOSS_SCALE, "fp8-mixed": _FLOAT8}.get(program.precision, "")
 
 

@@ -32,7 +32,7 @@ _ELEMENTWISE = frozenset(f"aten.{name}" for name in ("add", "sub", "mul", "div",
 
 
 class Body:
-    """The statements of forward."""
+    """Writes the statements of a forward."""
 
     def __init__(self, owner: ClassWriter) -> None:
         self.owner = owner
@@ -43,7 +43,7 @@ class Body:
         self.holding = Liveness(self.program, owner.definition, owner.nested, owner.package.gathered)
 
     def items(self) -> Iterator[tuple[str, list[str]]]:
-        """(op, lines), in order: the lines that call an operator under its name, all others under ""."""
+        """(op, lines), in order: lines that call an operator under its name, all others under ""."""
         body = self.owner.definition.body
         for i, item in enumerate(body):
             for new, value in self.owner.naming.copies.get(i, []):
@@ -67,7 +67,7 @@ class Body:
                 yield "", statement(f"del {', '.join(done)}", 2)
 
     def _again(self, op: Compute) -> list[str]:
-        """What the backward of this operator gathers before all else. It follows the operator at once."""
+        """Statement by which this operator's backward first gathers weights again. It follows the operator at once."""
         results = results_of(op)[-1:] if isinstance(op, ColumnParallel) else results_of(op)
         names = [self.names[v] for v in results if self.program.value(v).requires_grad and self.names[v] != "_"]
         weights = ", ".join(map(self.owner.operand, op.again))
@@ -95,7 +95,7 @@ class Body:
         return statement(code, 2, _kept_words(call.keep))
 
     def _called(self, module: str, arguments: list[str], keep: str) -> str:
-        """The call, or one that backward makes again."""
+        """The call of a module, or one that backward recomputes."""
         if keep == KEEP_ALL:
             return f"{module}({', '.join(arguments)})"
         self.owner.uses_random = True
@@ -123,7 +123,7 @@ class Body:
     # --- operators ---
 
     def _expression(self, op: Compute) -> str:
-        """The call with all that has an effect around it, the same wherever it stands."""
+        """The call of an operator including what has effects around it, the same in every position."""
         expression = self._variant(op) if op.variant else self._plain(op)
         if op.op not in self.owner.package.counted:
             return expression
@@ -160,19 +160,19 @@ class Body:
         return self._brought(op, expression)
 
     def _sent(self, op: Compute, texts: Sequence[str | None]) -> list[str | None]:
-        """Operands as they are called with: for a look-up on the host, all but the table are sent there."""
+        """Operands as passed: for a look-up on the host, all but the table are sent there."""
         there = [op.host and i != TABLE and text is not None for i, text in enumerate(texts)]
         return [f"to_host({text})" if sent else text for text, sent in zip(texts, there, strict=True)]
 
     def _brought(self, op: Compute, expression: str) -> str:
-        """What was looked up on the host comes back."""
+        """Expression that moves a look-up's result from the host to the device."""
         if not op.host:
             return expression
         self.owner.uses_device = True
         return f"to_device({expression}, {self.owner.speller.device})"
 
     def _variant(self, op: Compute) -> str:
-        """A call of the runtime."""
+        """A call of a runtime function."""
         if isinstance(op, ColumnParallel) and op.moves is not None:
             return self._column_parallel(op, op.moves)
         operands = [str(text) for text in self._sent(op, [v and self.text(v) for v in op.operands])]
@@ -201,7 +201,7 @@ class Body:
         return self.owner.ours("first_random") + (f" + {offset}" if offset else "")
 
     def _layout_note(self, op: Compute) -> str:
-        """The layout of a result that lies otherwise than the first operand."""
+        """Layout of a result, if it differs from that of the first operand."""
         first, moves = self._source(op)
         result = self.program.value(op.results[0])
         if moves or first is None or self.program.value(first).layout == result.layout or not result.shape:
@@ -209,7 +209,7 @@ class Body:
         return f"{result.shape} {result.layout.on(self.program.mesh)}"
 
     def _source(self, op: Compute) -> tuple[str | None, bool]:
-        """The first variable that it is made of, and whether it is only moved or changed element by element."""
+        """First variable that the operator's result is made of, and whether it is only moved or changed elementwise."""
         moves = record(op.target).keeps_name or op.target in _ELEMENTWISE
         for value in op.operands:
             if value in self.sources:
@@ -236,7 +236,7 @@ class Body:
         return f"{name}({', '.join(arguments)})"
 
     def _column_parallel(self, op: ColumnParallel, moves: Collective) -> str:
-        """The axis, then the weight and what is added, then how the input is gathered where it is."""
+        """Arguments: the axis, then the weight and addend, then how the input is gathered, if it is."""
         first, weight, *added = op.operands
         turned = ".t()" if op.target in IN_OUT else ""
         arguments = [self.text(first), self.owner.axis(*moves.axes), self.text(weight) + turned]
@@ -248,7 +248,7 @@ class Body:
         return f"{op.variant}({', '.join(arguments)})"
 
     def _by_index(self, step: Collective, arguments: list[str]) -> str:
-        """An exchange: the global shape, and how the tensor lies before and after."""
+        """Arguments of an exchange: the global shape, and the layouts before and after."""
         before, after = (self.program.value(name) for name in (step.operand, step.result))
         shape = self.owner.speller.literal(self.owner.shape(before))
         arguments += [shape, quoted(str(before.layout)), quoted(str(after.layout))]
@@ -257,7 +257,7 @@ class Body:
         return f"exchange({', '.join(arguments)})"
 
     def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
-        """The keywords of a cut dim that differ from the defaults."""
+        """Keywords of a sharded dim that differ from the defaults."""
         arguments = [f"{prefix}blocks={cut.blocks}"] if cut.blocks != 1 else []
         arguments += [f"{prefix}unit={cut.unit}"] if cut.unit != 1 else []
         if joined and not self._divides(step, cut):
@@ -265,7 +265,7 @@ class Body:
         return arguments
 
     def _divides(self, step: Collective, cut: DimCut) -> bool:
-        """True where every device along the axis holds an equal part, so that the runtime can tell the length."""
+        """Does every device along the axis hold an equal part, so that the runtime can compute the length?"""
         mesh = self.program.mesh
         local = self.program.value(step.operand).local_shape[cut.dim]
         parts = math.prod(mesh.axis_size(axis) for axis in step.axes)
@@ -274,7 +274,7 @@ class Body:
         return False
 
     def _reason(self, step: Collective) -> str:
-        """The reason, with graph names in the words of a reader of the class."""
+        """The reason, with graph names replaced by those that a reader of the class knows."""
         inner = _last_name(step.module) if step.module != self.owner.definition.path else ""
 
         def readable(match: re.Match[str]) -> str:
@@ -293,20 +293,20 @@ def _kept(step: Collective) -> list[str]:
 
 
 def _last_name(path: str) -> str:
-    """What a reader calls a module: `c_fc` of h.0.mlp.c_fc, `emb.0` of emb.0."""
+    """Short name of a module: `c_fc` of h.0.mlp.c_fc, `emb.0` of emb.0."""
     parts = path.split(".")
     start = next((i for i in reversed(range(len(parts))) if not parts[i].isdecimal()), 0)
     return ".".join(parts[start:])
 
 
 def _places(keep: str) -> str:
-    """`(0, 2, "attention")`: what a policy that keeps some results keeps."""
+    """`(0, 2, "attention")`: the results that a policy keeps."""
     places = [quoted(place) if place == ATTENTION else place for place, _ in kept_results(keep)]
     return f"({', '.join(places)}{',' * (len(places) == 1)})"
 
 
 def _kept_words(keep: str) -> str:
-    """A comment that names them."""
+    """A comment that names the kept results."""
     if keep in PLAIN:
         return "kept: what its collectives gave"
     return f"kept: {', '.join(module for _, module in kept_results(keep))}" if keep.startswith(KEEP_SOME) else ""

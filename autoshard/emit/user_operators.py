@@ -1,4 +1,4 @@
-"""The model's own operators in a package: which module registers them, and copies of files that no name reaches."""
+"""The model's own operators in a package: the modules that register them, and copies of files that no name reaches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INIT = '"""Copies of the files that register operators of the original model, m
 
 
 def copied_files(registrations: Sequence[Registration]) -> dict[str, str]:
-    """File name -> text; {} where every module is imported by its name."""
+    """File name -> text; {} if every module is imported by its name."""
     names = module_names(registrations)
     files = {
         f"{name.replace('.', '/')}.py": item.text for name, item in zip(names, registrations, strict=True) if item.text
@@ -22,7 +22,7 @@ def copied_files(registrations: Sequence[Registration]) -> dict[str, str]:
 
 
 def module_names(registrations: Sequence[Registration]) -> list[str]:
-    """The name that the package imports each by: its own, or that of the copy."""
+    """Name by which the package imports each module: its own, or that of the copy."""
     names: list[str] = []
     for item in registrations:
         copy = f"{FOLDER}.{identifier(item.module)}"
@@ -31,7 +31,7 @@ def module_names(registrations: Sequence[Registration]) -> list[str]:
 
 
 def registering_lines(registrations: Sequence[Registration]) -> list[str]:
-    """Statements of model_parallel.py."""
+    """Registering statements of model_parallel.py."""
     lines: list[str] = []
     for name, item in zip(module_names(registrations), registrations, strict=True):
         lines += statement(f"register_operators({', '.join(map(quoted, (name, *item.targets)))})", 0)
@@ -39,7 +39,7 @@ def registering_lines(registrations: Sequence[Registration]) -> list[str]:
 
 
 def readme_section(registrations: Sequence[Registration]) -> str:
-    """What was copied and what must be importable; "" where the model has no operators of its own."""
+    """README section on modules that were copied or must be importable; "" if the model has no operators of its own."""
     if not registrations:
         return ""
     pairs = zip(module_names(registrations), registrations, strict=True)

@@ -1,8 +1,8 @@
-"""Where the emitted forward deletes variables early: weights gathered for one use, and what the program marks
+"""Early deletion of variables in the emitted forward: weights gathered for one use, and values that the program marks
 short-lived.
 
-A `del` stands only where its variable would hold a tensor on: not where the name is used again at once, nor where
-nothing more is made.
+A `del` is written only if its variable would keep a tensor alive: not if the name is soon reassigned, nor if nothing
+more is computed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from autoshard.rules.operators import record
 
 
 class Liveness:
-    """Which variable holds which value while the statements of one function are written.
+    """The variable that holds each value while the statements of one function are written.
 
-    `nested`: position of what stands within a later statement, and that one's. `gathered`: weights.
+    `nested`: position of a statement inside a later one, and that one's position. `gathered`: weights.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Liveness:
         self.held: dict[str, str] = {}  # variable -> value
 
     def after(self, i: int, names: Mapping[str, str]) -> list[str]:
-        """The variables to let go of once the statement at `i` has run, in order of their values. To be asked at each
-        statement, in order: `names` are those of its results, too."""
+        """Variables to delete after the statement at `i`, in order of their values. Call it for each statement, in
+        order: `names` include those of its results."""
         self.held |= {names[value]: value for value in _results(self.definition.body[i]) if value in names}
         done = [names[value] for value in self.ends.get(i, ()) if self.held.get(names.get(value, "")) == value]
         ended = [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
@@ -50,7 +50,7 @@ class Liveness:
         return ended
 
     def _is_in_the_way(self, i: int, name: str, names: Mapping[str, str]) -> bool:
-        """Is anything made before the name is used again?"""
+        """Is anything computed before the name is reassigned?"""
         for j, item in enumerate(self.definition.body[i + 1 :], i + 1):
             if self._makes(item):
                 return True

@@ -20,9 +20,9 @@ POOLS = {"float": ("x", "y", "z", "u", "w"), "int": ("index", "positions"), "boo
 
 @dataclass
 class Naming:
-    """`names`: value -> variable ("_" where nothing reads it). `carried`: (item position, argument) of a loop -> the
-    variable that a turn hands to the next. `copies`: item position -> (new, old) assignments that must come before it,
-    because a loop would overwrite a variable that is still needed."""
+    """`names`: value -> variable ("_" if nothing reads it). `carried`: (item position, argument) of a loop -> the
+    variable that an iteration passes to the next. `copies`: item position -> (new, old) assignments that must come
+    before it, because a loop would overwrite a variable that is still needed."""
 
     names: dict[str, str] = field(default_factory=dict)
     carried: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -37,9 +37,9 @@ def name_values(
     called: Sequence[str] = (),
     nested: Mapping[int, int] = MappingProxyType({}),
 ) -> Naming:
-    """`called`: what a caller names the inputs. `nested`: what stands within a later statement, and has no variable.
+    """`called`: a caller's names of the inputs. `nested`: statements inside a later one, which have no variable.
 
-    The root's inputs keep the names of the original model; what a part of a pipeline is handed has none there.
+    The root's inputs keep the names of the original model; the inputs of a pipeline part have none there.
     """
     names = ["" if program.value(value).requires_grad else value for value in definition.inputs]
     namer = _Namer(program, definition, reserved, nested)
@@ -123,7 +123,7 @@ class _Namer:
             self.live.pop(variable, None)
 
     def _inherited(self, item: Compute | Collective | None, operands: tuple[str, ...]) -> str:
-        """The parameter's name for a parameter that is only redistributed or cast."""
+        """The parameter's name, for a parameter that is only redistributed or cast."""
         if item is None or not (isinstance(item, Collective) or record(item.target).keeps_name) or not operands:
             return ""
         source = operands[0]
@@ -159,15 +159,15 @@ class _Namer:
         return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
 
     def _called(self, value: str, item: Compute | Collective | None) -> str:
-        """An argument that is moved is what the class calls it: the model's name is that of the first of many blocks,
+        """The class's name for an argument that is moved: the model's name is that of the first of many blocks,
         `inputs_embeds` in each layer."""
         moved = item.operand if isinstance(item, Collective) and value not in self.loops else ""
         argument = self.naming.names.get(moved, "") if moved in self.definition.inputs else ""
         return argument if argument not in ("", *POOLS[self._kind(value)]) else self._variable(value)
 
     def _of_call(self, value: str, called: str, dying: Sequence[str]) -> str:
-        """What the class calls the child that makes it, where the model's own name stands for something else and the
-        argument's would say something else: `mlp = self.mlp(post_attention_layernorm)`."""
+        """The class's name of the child that makes it, if the model's own name is taken and the argument's would be
+        misleading: `mlp = self.mlp(post_attention_layernorm)`."""
         parts = [part for part in called.split(".") if part and not part.isdecimal()]
         label = self._variable(value)
         taken = value not in self.ahead and value not in self.roles and value not in self.loops and label in self.live
@@ -181,17 +181,17 @@ class _Namer:
         return self._variable(value) or self.roles.get(value) or self._pool_name(value)
 
     def _variable(self, value: str) -> str:
-        """What the model's code calls it, or what a loop makes of it."""
+        """Name in the model's code, or the one that a loop assigns."""
         name = self.loops.get(value) or self.program.value(value).variable
         return identifier(name, self.reserved) if name else ""
 
     def _only_within(self, item: Compute | Collective | None) -> str:
-        """What the one operand is called that the statement makes on its way."""
+        """Name of the statement's only operand, if the statement computes it on its way."""
         operands = [value for value in operands_of(item) if value] if item is not None else []
         return self.within.get(operands[0], "") if len(operands) == 1 else ""
 
     def _inner_module(self, item: Compute | Collective | None) -> str:
-        """What the class calls the part that makes it, where the part is no class of its own."""
+        """The class's name for the part that makes it, if the part has no class of its own."""
         inside = isinstance(item, Compute) and item.module != self.definition.path and not self._is_view(item)
         parts = [part for part in item.module.split(".") if not part.isdecimal()] if item and inside else []
         return identifier(parts[-1], self.reserved) if parts else ""
@@ -215,8 +215,8 @@ class _Namer:
     # --- loops ---
 
     def _loop(self, i: int, loop: Loop) -> None:
-        """A carried argument and the result that replaces it share one variable; every turn reads the other arguments,
-        so that no result may take theirs."""
+        """Names a loop's variables: a carried argument and the result that replaces it share one; every iteration reads
+        the other arguments, so that no result may take theirs."""
         names, slots = self.naming.names, self.naming.carried
         carried = {r: a for a, r in loop.carried}
         for a, _ in loop.carried:
@@ -240,7 +240,7 @@ class _Namer:
         return next((name for name in POOLS[kind] if name not in self.live), POOLS[kind][0])
 
     def _find_loops(self) -> dict[str, str]:
-        """Value that a loop carries, and that nothing reads after -> what the model's code calls what a turn makes."""
+        """Value that a loop carries and nothing reads after it -> the model code's name of an iteration's result."""
         variables = {}
         loops = [(i, item) for i, item in enumerate(self.definition.body) if isinstance(item, Loop)]
         for i, item in loops:
@@ -251,9 +251,9 @@ class _Namer:
         return variables
 
     def _find_ahead(self) -> dict[str, str]:
-        """Value that a statement of the model's code makes on its way -> what that statement assigns.
+        """Value that a statement of the model's code computes on its way -> the name which that statement assigns.
 
-        Under the name of what is made of it, it is let go as soon as that is there.
+        Under the name of the final result, it is freed as soon as that is there.
         """
         ahead: dict[str, str] = {}
         uses = self._uses()
@@ -303,7 +303,7 @@ class _Namer:
 
 
 def _made(item: Compute | Collective | None, results: Sequence[str]) -> str:
-    """The result that the operator itself makes: a column-parallel linear gives its input, as moved, before it."""
+    """The operator's own result: a column-parallel linear returns its moved input before it."""
     return results[-1 if isinstance(item, ColumnParallel) else 0] if results else ""
 
 

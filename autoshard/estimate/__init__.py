@@ -1,1 +1,1 @@
-"""A step of a standard transformer from its sizes: `estimate(Transformer(...), TrainingRun(...), hardware)`."""
+"""Prediction of a standard transformer's step: `estimate(Transformer(...), TrainingRun(...), hardware)`."""

@@ -1,4 +1,4 @@
-"""The fastest configurations that fit, best first by a bound: what is left unsimulated can't be faster."""
+"""The fastest configurations that fit, searched in order of a lower bound: unsimulated ones can't be faster."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from autoshard.units import ROUNDING, format_bytes
 @dataclass(frozen=True)
 class BestRuns:
     """`best`: fastest first. Of `possible` configurations `fitting` (None: not counted) fit the memory and `simulated`
-    were simulated; no other one takes less than `others_seconds` (infinite where all were simulated). `front`, where it
-    was asked for: fastest first, those that no other one beats in both time and memory."""
+    were simulated; no other one takes less than `others_seconds` (infinite if all were simulated). `front`, if
+    requested: fastest first, those that no other one beats in both time and memory."""
 
     best: tuple[Estimate, ...]
     possible: int
@@ -33,14 +33,14 @@ class BestRuns:
 
 
 class _MicroBatches:
-    """Which sizes fit: where no way to save memory lets one fit, none lets a larger one fit, but one that leaves no
-    gradients to a micro-batch after it."""
+    """Micro-batch sizes that fit: if no way to save memory lets one fit, none lets a larger one fit, except one that
+    leaves no gradients to a micro-batch after it."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, ...], dict[int, bool]] = {}
 
     def hopeless(self, run: TrainingRun) -> bool:
-        """Whether a smaller micro-batch did not fit in any way. Sizes come ascending, each with all its ways."""
+        """True if a smaller micro-batch did not fit in any way. Sizes come ascending, each with all its ways."""
         by_size = self.known.setdefault(self._key(run), {})
         if run.keeps_gradients and any(not fitted for size, fitted in by_size.items() if size < run.micro_batch):
             return True
@@ -57,7 +57,7 @@ class _MicroBatches:
 def best_runs(
     space: RunSpace, hardware: Hardware, count: int, host: Host | None = None, front: bool = False
 ) -> BestRuns:
-    """The `count` fastest of a space. InfeasibleError where none fits, UsageError where something suits none."""
+    """The `count` fastest of a space. InfeasibleError if none fits, UsageError if a setting suits none."""
     model = space.model
     priced = with_software(hardware, space.run.software, model.fused_attention, model.fused_loss)
     if space.run.offload:
@@ -112,8 +112,8 @@ def front_of(
     exact: Callable[[TrainingRun], float],
     simulated: Callable[[TrainingRun], Estimate],
 ) -> tuple[Estimate, ...]:
-    """The Pareto front of step time and memory, fastest first; `runs` are (bound, run), the leanest first.
-    Simulated are those whose bounds do not say that they are slower."""
+    """The Pareto front of step time and memory, fastest first; `runs` are (bound, run), the leanest first. Runs whose
+    bounds prove them slower are not simulated."""
     front: list[Estimate] = []
     for bound, run in runs:
         best = front[-1].step_seconds if front else float("inf")
@@ -128,8 +128,8 @@ def front_of(
 def best_first(
     runs: list[tuple[float, int, TrainingRun]], exact: Callable[[TrainingRun], float]
 ) -> Iterator[tuple[float, TrainingRun]]:
-    """By the `exact` bound, ascending, which is made only of those whose first one, (bound, number, run), is not above
-    it."""
+    """Runs by the `exact` bound, ascending; it is computed only for those whose first bound, in (bound, number, run),
+    is not above it."""
     heap = [(bound, number, False, run) for bound, number, run in runs]
     heapify(heap)
     while heap:

@@ -1,11 +1,11 @@
-"""What replicas exchange of the parameters of each piece, and how much of it a step waits for.
+"""Exchange of each piece's parameters between replicas, and how much of it a step waits for.
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): stage 1 shards the optimizer, so that gradients are reduce-scattered
 and updated weights gathered once a step; stage 2 the gradients too, which are scattered after every micro-batch; stage
-3 the weights too, which are gathered for every forward and again for every backward. FSDP is stage 3 (or, where it
-reshards only after the backward, 2) with one block gathered ahead. With groups of `shard` replicas (HSDP) all that is
+3 the weights too, which are gathered for every forward and again for every backward. FSDP is stage 3 (or 2, if it
+reshards only after the backward) with one block gathered ahead. With groups of `shard` replicas (HSDP) all that is
 within a group, and the shards of a gradient are summed over the groups afterwards. Experts that replicas share (expert
-parallelism) are exchanged with those alone that hold the same ones.
+parallelism) are exchanged only between replicas that hold the same ones.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from autoshard.ir.program import Collective, Compute, Program
 class Sync:
     """Seconds of a piece's collectives between replicas: its weights gathered, its gradients reduced.
 
-    `reduce_seconds` is of a reduce-scatter where ZeRO is on, and of an all-reduce over what is replicated. `parameters`
-    are those of a device. `cast_seconds`: FSDP's pass over a gradient before it is reduced, on the device itself.
+    `reduce_seconds` is of a reduce-scatter with ZeRO, and of an all-reduce over replicated axes. `parameters` are those
+    of a device. `cast_seconds`: FSDP's pass over a gradient before it is reduced, on the device itself.
     """
 
     parameters: int
@@ -47,7 +47,7 @@ class Syncs:
 
 
 def syncs(built: BuiltTransformer, run: TrainingRun, hardware: Hardware) -> Syncs:
-    """Gradient reductions of one stage's program, piece by piece."""
+    """Gradient reductions of one stage's program, for each piece."""
     return Syncs(*(_sync(built, run, hardware, path) for path in (EMBEDDING, layer(LAYERS - 1), "head")))
 
 
@@ -75,7 +75,7 @@ def _sync(built: BuiltTransformer, run: TrainingRun, hardware: Hardware, path: s
 def _exchange(
     count: int, run: TrainingRun, hardware: Hardware, mesh: Mesh, group: tuple[str, ...], shards: int
 ) -> tuple[float, float, float]:
-    """Seconds of gathers, reductions and casts of `count` parameters, which a `group` of axes shards."""
+    """Seconds of gathers, reductions and casts of `count` parameters, sharded over a `group` of axes."""
     if not count:
         return 0.0, 0.0, 0.0
 
@@ -94,7 +94,7 @@ def _exchange(
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters on one device; `experts` are those of them that experts have."""
+    """Parameters on one device; `experts` counts those in experts."""
 
     all: int
     experts: int
@@ -106,7 +106,7 @@ class ParameterCounts:
         return ParameterCounts(self.all * count, self.experts * count)
 
     def sharded(self, run: TrainingRun, cut: bool = True) -> float:
-        """How many where ZeRO cuts them."""
+        """Number of parameters on one device; sharded by ZeRO if `cut`."""
         if not cut:
             return float(self.all)
         return (self.all - self.experts) / run.shards + self.experts / run.expert_shards
@@ -122,7 +122,7 @@ def held(built: BuiltTransformer, path: str) -> ParameterCounts:
 
 
 def parameter_collectives(program: Program) -> frozenset[int]:
-    """Instructions that move a parameter, or a cast of one, rather than an activation: no micro-batch runs them, for
+    """Instructions that move a parameter, or a cast of one, rather than an activation: not run per micro-batch, as
     gradients accumulate before they are reduced."""
     values = {parameter.value for parameter in program.parameters}
     indices = set()
@@ -146,11 +146,11 @@ def waiting(
     overlap: bool,
     slowdown: float = 0.0,
 ) -> float:
-    """Seconds that pieces in a row wait for their collectives, which run one after the other on their own stream.
+    """Seconds that consecutive pieces wait for their collectives, which run one after the other on their own stream.
 
-    Without `overlap` for all of them. With it, a piece's gather starts as the piece before it does, and its reduction
-    when it ends: the first gather and the last reduction have nothing beside them. What is hidden slows the computation
-    beside it by the share `slowdown`.
+    Without `overlap` all of them are exposed. With it, a piece's gather starts with the piece before it, and its
+    reduction when it ends: the first gather and the last reduction overlap nothing. Hidden communication slows the
+    computation it overlaps by the share `slowdown`.
     """
     everything = sum(gathers) + sum(reductions)
     if not overlap:

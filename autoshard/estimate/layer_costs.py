@@ -1,4 +1,4 @@
-"""What one micro-batch costs in each piece of a transformer, read off the simulated Program."""
+"""Costs of one micro-batch in each piece of a transformer, read off the simulated Program."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Families = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """Seconds of one micro-batch; `communication_seconds` of both is what communication adds to computation, and
-    `dispatch_seconds` that part of it in which tokens go to their experts and back.
+    """Seconds of one micro-batch; `communication_seconds` of both directions are exposed communication, and
+    `dispatch_seconds` the part of it in which tokens go to their experts and back.
 
-    `kernels`: how many operators and collectives the host starts. `families` are
-    seconds by what prices them (see costs/bands.py); they add up to those of their direction.
+    `kernels`: number of operators and collectives that the host starts. `families` are seconds by what prices them (see
+    costs/bands.py); they add up to those of their direction.
     """
 
     forward_seconds: float
@@ -44,8 +44,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """`core` is the part of `layer` that selective recomputation runs again, `again` what recomputation by operators
-    does."""
+    """`core` is the part of `layer` that selective recomputation runs again, `again` the part that recomputation by
+    operators does."""
 
     embedding: Piece
     layer: Piece
@@ -56,8 +56,7 @@ class Pieces:
 
 @lru_cache(maxsize=1024)
 def pieces(built: BuiltTransformer, hardware: Hardware, compiled: bool = False) -> Pieces:
-    """Costs of the last layer of the program, the embedding and the head; the layer `compiled` by `torch.compile`, or
-    not."""
+    """Costs of the program's last layer, the embedding and the head; the layer may be `compiled` by `torch.compile`."""
     slot = replace(
         built.program, gradient_buckets=(), weight_buckets=()
     )  # gradients are summed once a step, beside other slots
@@ -103,7 +102,7 @@ def _families(built: BuiltTransformer, events: Sequence[Event]) -> Families:
 
 
 def families(built: BuiltTransformer, hardware: Hardware, layers: int) -> dict[str, float]:
-    """Seconds of a micro-batch of the model by what prices them, of `layers` for the ones that were built."""
+    """Seconds of the model's micro-batch by what prices them, for `layers` layers instead of those built."""
     events = [e for e in simulate(built.program, built.graph, hardware).events if e.phase != "optimizer"]
     inside = [e for e in events if block_of(e.module)]
     block_count = max(1, len({block_of(e.module) for e in inside}))
@@ -115,14 +114,14 @@ def families(built: BuiltTransformer, hardware: Hardware, layers: int) -> dict[s
 
 
 def _family(built: BuiltTransformer, event: Event) -> str:
-    """A copy that belongs to a collective passes memory."""
+    """Family that prices an event; a copy that belongs to a collective is memory traffic."""
     assert event.instruction is not None
     instruction = built.program.instructions[event.instruction]
     return family(built.graph.by_op[instruction.op].target) if isinstance(instruction, Compute) else "memory"
 
 
 def _seconds(events: Sequence[Event]) -> float:
-    """In which one of them runs: a ring of attention passes its keys on beside the attention of those that came."""
+    """Seconds in which an event runs: a ring of attention communicates keys during attention to earlier ones."""
     total = end = 0.0
     for event in sorted(events, key=lambda event: event.start_seconds):
         total += max(0.0, event.end_seconds - max(end, event.start_seconds))
@@ -131,12 +130,12 @@ def _seconds(events: Sequence[Event]) -> float:
 
 
 def _exposed(events: Sequence[Event]) -> float:
-    """In which something is communicated and nothing computed."""
+    """Seconds of exposed communication."""
     return _seconds(events) - _seconds([event for event in events if event.stream == COMPUTE])
 
 
 def _dispatched(events: Sequence[Event]) -> float:
-    """In which nothing but tokens between experts is communicated, and nothing computed."""
+    """Seconds of exposed communication in which nothing but tokens travels between experts."""
     return _exposed(events) - _exposed([event for event in events if EXPERT not in event.axes])
 
 
@@ -144,8 +143,8 @@ KEPT_COLLECTIVE = "reduce_scatter"
 
 
 def kept_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozenset[int]:
-    """Positions, in the program, of what is not run again of layer `index`: every second product from the first on,
-    attention, and reduce-scatters (torchtitan's `_save_list` and its policy)."""
+    """Positions, in the program, of operators of layer `index` that are not recomputed: every second product from the
+    first on, attention, and reduce-scatters (torchtitan's `_save_list` and its policy)."""
     path = layer(index)
     positions: set[int] = set()
     products = 0

@@ -1,4 +1,4 @@
-"""What follows the last backward of a stage: gradients summed over replicas and tied stages, weights updated."""
+"""Work after the last backward of a stage: gradients summed over replicas and tied stages, weights updated."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def tail(
 
 
 def _update(count: float, run: TrainingRun, hardware: Hardware) -> tuple[Part, ...]:
-    """Seconds for `count` parameters. On the host: gradients down as the device sums them, the same passes through the
-    host's memory, which all devices of a node share, new weights up; one after the other, as nothing else runs."""
+    """Seconds of the update of `count` parameters. On the host, in sequence as nothing else runs: gradients down in
+    their sum's dtype, the same passes through the host's memory, shared by all devices of a node, new weights up."""
     traffic = count * TRAFFIC_BYTES[run.precision, run.optimizer]
     if not run.offload:
         return (("optimizer", traffic / optimizer_bandwidth(hardware)),)
@@ -61,7 +61,7 @@ def _update(count: float, run: TrainingRun, hardware: Hardware) -> tuple[Part, .
 
 
 def _tied_seconds(model: Transformer, run: TrainingRun, hardware: Hardware, stage: int) -> float:
-    """The gradients of a tied embedding are summed between the first stage and the last."""
+    """Seconds to sum a tied embedding's gradients between the first stage and the last."""
     if not model.tied or run.pp == 1 or stage not in (0, run.pp - 1):
         return 0.0
     size = float(table_size(model, run) * run.gradient_bytes)
@@ -69,12 +69,12 @@ def _tied_seconds(model: Transformer, run: TrainingRun, hardware: Hardware, stag
 
 
 def whole_mesh(run: TrainingRun) -> Mesh:
-    """All devices, stages outermost."""
+    """Mesh of all devices, stages outermost."""
     return Mesh((("pp", run.pp), ("dp", run.dp), ("cp", run.cp), ("tp", run.tp)))
 
 
 def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> float:
-    """A micro-batch's activations to the next stage: each tensor-parallel device its slice, gathered there."""
+    """Seconds to send a micro-batch's activations to the next stage: each tensor-parallel device sends a slice."""
     if run.pp == 1:
         return 0.0
     mesh = whole_mesh(run)
@@ -84,7 +84,7 @@ def send_seconds(model: Transformer, run: TrainingRun, hardware: Hardware) -> fl
 
 
 def stage_parameters(built: BuiltTransformer, model: Transformer, run: TrainingRun, stage: int) -> ParameterCounts:
-    """How many parameters a device of `stage` holds."""
+    """Number of parameters that a device of `stage` holds."""
     total = held(built, layer(LAYERS - 1)).times(sum(layers_of(model, run, stage)))
     if stage == 0:
         total += held(built, EMBEDDING)

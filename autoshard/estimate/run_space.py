@@ -1,4 +1,4 @@
-"""The configurations that a search may choose: every way to train a transformer on N devices, but for what is fixed."""
+"""Configurations that a search may choose: all ways to train a transformer on N devices, but for fixed settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEARCHED = ["none", "selective", "full"]  # of recomputation
 
 @dataclass(frozen=True)
 class RunSpace:
-    """`run` gives the batch and all that is not searched; `fixed` the values of what a user pinned."""
+    """`run` gives the batch and all settings that are not searched; `fixed` the values that a user pinned."""
 
     model: Transformer
     run: TrainingRun
@@ -28,13 +28,13 @@ class RunSpace:
 
 
 def runs(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
-    """Every configuration that is possible, micro-batches ascending. Unless it is fixed, tensor
-    parallelism stays in a node, and a sequence is shared where each device keeps `LEAST_TOKENS` of it."""
+    """All possible configurations, micro-batches ascending. Unless it is fixed, tensor parallelism stays in a node, and
+    a sequence is shared only if each device keeps `LEAST_TOKENS` of it."""
     return (run for run in configurations(space, hardware) if is_possible(space.model, run))
 
 
 def configurations(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]:
-    """The same, possible or not."""
+    """All configurations, possible or not."""
     unknown = sorted(set(space.fixed) - set(FREE))
     if unknown:
         raise UsageError(f"can't fix {', '.join(unknown)}: a search chooses {', '.join(FREE)}", "")
@@ -65,7 +65,7 @@ def configurations(space: RunSpace, hardware: Hardware) -> Iterator[TrainingRun]
 
 
 def _shared_sequences(space: RunSpace) -> list[int]:
-    """How many devices may share a sequence, powers of two: one in packages and where attention is not fused."""
+    """Numbers of devices that may share a sequence, powers of two: one in packages and without fused attention."""
     run, model = space.run, space.model
     if run.cp > 1 or run.software == PACKAGES or model.attention == "unfused":
         return [run.cp]
@@ -83,13 +83,13 @@ def _choices(space: RunSpace, name: str, free: list) -> list:  # type: ignore[ty
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """Divisors of a number, ascending."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def check_none(space: RunSpace, runs: Iterable[TrainingRun]) -> None:
-    """Raises if none of the `runs` of the space is possible: UsageError where what is fixed does not divide the
-    devices, or something is wrong in all."""
+    """Raises if none of the `runs` of the space is possible: UsageError if the fixed settings do not divide the
+    devices, or if all have an error."""
     message = _undivided(space) or "; ".join(_wrong_in_all(space.model, runs))
     if message:
         raise UsageError(message, "see `autoshard estimate --help`")

@@ -1,8 +1,8 @@
-"""How many layers each part of a pipeline holds.
+"""Number of layers in each part of a pipeline.
 
-Part c * stages + s of the model is chunk c of stage s. Where the layers do not divide, the embedding and the head count
-as a layer each, as Megatron-Core with account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split
-have it, and DeepSpeed's partition by type:transformer|embedding. What is then left over goes to the first part, for an
+Part c * stages + s of the model is chunk c of stage s. If the layers do not divide, the embedding and the head count as
+a layer each, as in Megatron-Core with account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split,
+and in DeepSpeed's partition by type:transformer|embedding. What is then left over goes to the first part, as an
 embedding takes little time, and to the last ones that hold layers alone, which have the fewest micro-batches in flight.
 """
 
@@ -25,7 +25,7 @@ def layers_of(model: Transformer, run: TrainingRun, stage: int) -> tuple[int, ..
 
 @lru_cache(maxsize=4096)
 def balanced(layers: int, parts: int) -> tuple[int, ...]:
-    """As many each where they divide; at least one each, where there are enough."""
+    """Layers of each part: equal if they divide; at least one each, if there are enough."""
     if layers % parts == 0:
         return (layers // parts,) * parts
     each, left = divmod(layers + 2, parts)

@@ -1,4 +1,4 @@
-"""Bytes on a device of one pipeline stage: what stays, what micro-batches in flight keep, and the working peak."""
+"""Bytes on a device of one pipeline stage: resident state, what micro-batches in flight keep, and the working peak."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ WORKING = "working"  # copies inside kernels; a fused loss, Megatron-LM's, works
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """Bytes that one micro-batch keeps for backward in each piece; `operators`: what a layer keeps where it is computed
-    again by operators. `working` is the peak above what is kept.
+    """Bytes that one micro-batch keeps for backward in each piece; `operators`: those of a layer that is recomputed by
+    operators. `working` is the peak above what is kept.
 
-    `layer_working`: what the backward of a layer has above all that it and those before it keep. `first_working`: the
-    same as `working` down to the backward of the last layer where no gradients are there before it, with those
-    of parameters that are made until then, whole.
+    `layer_working`: the backward of a layer, above all that it and those before it keep. `first_working`: like
+    `working` down to the backward of the last layer if no gradients exist before it, including those of parameters that
+    are made until then, whole.
     """
 
     embedding: float
@@ -51,9 +51,9 @@ class KeptBytes:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of the fullest device when it is fullest; `host`: of the memory of its host, for one device, where most is
-    there. `outside`: that part of `working` that was measured as the context, communicators and what the allocator
-    reserves, for which a device's usable memory leaves room already."""
+    """Peak bytes of the fullest device; `host`: peak bytes of the fullest host's memory, per device. `outside`: the
+    part of `working` that was measured as the context, communicators and the allocator's reserve, for which a device's
+    usable memory leaves room already."""
 
     weights: float
     gradients: float
@@ -79,8 +79,7 @@ def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
 
 @lru_cache(maxsize=1024)
 def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> KeptBytes:
-    """Bytes that the program's last layer keeps, which stands for all. `gathered`: what is gathered for use is kept
-    whole."""
+    """Bytes that the program's last layer keeps, which stands for all. `gathered`: gathered weights are kept whole."""
     program = replace(built.program, gradient_buckets=(), weight_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
     turn = len(program.instructions) - 1  # the last step of the forward
@@ -115,15 +114,15 @@ def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> K
 
 
 def _of_operators(built: BuiltTransformer, alive: Sequence[Span]) -> float:
-    """Results of the last layer's operators that are not run again, and what attention keeps beside."""
+    """Bytes of the last layer's results that are not recomputed, and of what attention keeps in addition."""
     program, positions = built.program, kept_operators(built)
     results = sum(program.largest[name].bytes for i in positions for name in results_of(program.instructions[i]))
     return results + sum(s.held.bytes for s in alive if s.held.kind == "extra" and s.start in positions)
 
 
 def span_bytes(span: Span, built: BuiltTransformer, gathered: bool) -> float:
-    """Bytes of what is saved for backward. What is gathered for use is kept as its shard, as Megatron-LM does: its
-    second gather hides behind a product."""
+    """Bytes of a value saved for backward. Values gathered for use are kept as shards, as in Megatron-LM: the second
+    gather is hidden by a product."""
     instruction = built.program.instructions[span.start]
     if isinstance(instruction, Collective) and not gathered:
         pairs = zip(instruction.axes, instruction.before, strict=True)
@@ -132,14 +131,14 @@ def span_bytes(span: Span, built: BuiltTransformer, gathered: bool) -> float:
 
 
 def _feeds(span: Span, first: int, module: Sequence[str]) -> bool:
-    """The residual stream that enters the last layer: the last kept value of the layer before."""
+    """Is this the residual stream that enters the last layer, the last kept value of the layer before?"""
     before = [i for i in range(first) if module[i] == layer(LAYERS - 2)]
     return bool(before) and span.start == before[-1]
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """The most whose forward has run and whose backward has not: micro-batches of the first chunk, layers, chunks."""
+    """Most that has run forward but not backward: micro-batches of the first chunk, layers, chunks."""
 
     first_chunk: int
     layers: int
@@ -163,7 +162,7 @@ def _in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunk
 
 @dataclass(frozen=True)
 class _Moment:
-    """What of a step is on a device at one moment."""
+    """Bytes of a step on a device at one moment."""
 
     gradients: float
     activations: float
@@ -177,8 +176,8 @@ class _Moment:
 def stage_memory(
     built: BuiltTransformer, model: Transformer, run: TrainingRun, parameters: ParameterCounts, stage: int
 ) -> StageMemory:
-    """Peak memory of a stage: at the loss, or while a layer is recomputed. The first stage keeps what its
-    embedding made, the last its head."""
+    """Peak memory of a stage: at the loss, or while a layer is recomputed. The first stage keeps what its embedding
+    does, the last what its head does."""
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = states(built, run, parameters, sum(chunks))
     software = held_bytes(run.software, run.precision)

@@ -18,8 +18,8 @@ Part = tuple[str, float]  # a name, seconds
 class Host:
     """The processor that starts kernels, `dispatch_seconds` each, ahead of the device as far as it can.
 
-    A stretch takes the soft maximum (an `exponent`-norm) of both times: within it now one waits and now the other.
-    `stall_seconds`: what the device idles in every layer and micro-batch though the host is ahead.
+    A stretch takes the soft maximum (an `exponent`-norm) of both times: within it sometimes one waits and sometimes the
+    other. `stall_seconds`: idle time of the device in every layer and micro-batch though the host is ahead.
     """
 
     dispatch_seconds: float = 0.0
@@ -27,7 +27,7 @@ class Host:
     stall_seconds: float = 0.0
 
     def bound(self, seconds: float, kernels: int) -> float:
-        """Seconds of work that the device does in `seconds`, started as `kernels` operators."""
+        """Time of work that takes the device `seconds` and that the host starts as `kernels` operators."""
         host_seconds = kernels * self.dispatch_seconds
         if host_seconds <= 0:
             return seconds
@@ -38,8 +38,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Stages:
-    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas.
-    `beside`: how much slower computation is beside a collective."""
+    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. `beside`: slowdown of computation
+    that overlaps a collective."""
 
     model: Transformer
     run: TrainingRun
@@ -54,7 +54,7 @@ class Stages:
 
     @property
     def again(self) -> Piece:
-        """What runs forward once more in the backward of a layer."""
+        """Forward work that the backward of a layer recomputes."""
         return {
             "none": _NOTHING,
             "selective": self.made.core,
@@ -64,7 +64,7 @@ class Stages:
 
     @property
     def slowdown(self) -> float:
-        """What the host makes of a layer's seconds, forward and backward together: it runs ahead over both."""
+        """Factor by which the host lengthens a layer, forward and backward together: it runs ahead over both."""
         layer, rerun = self.made.layer, self.again
         seconds = layer.forward_seconds + layer.backward_seconds + rerun.forward_seconds
         kernels = layer.forward_kernels + layer.backward_kernels + rerun.forward_kernels
@@ -88,24 +88,24 @@ class Stages:
         return self.host.bound(piece.backward_seconds, piece.backward_kernels)
 
     def _ends(self, stage: int, slot: Slot) -> tuple[bool, bool]:
-        """Whether the slot runs the embedding, and the head: the first part of the model, and the last."""
+        """Does the slot run the embedding (first part of the model), and does it run the head (last part)?"""
         part = slot.chunk * self.run.pp + stage
         return part == 0, part == self.run.pp * self.run.interleave - 1
 
     def _synced(self, stage: int, slot: Slot) -> list[Sync]:
-        """What replicas exchange of the pieces of a slot, in forward order."""
+        """Exchanges between replicas of the pieces of a slot, in forward order."""
         first, last = self._ends(stage, slot)
         count = self.layers(stage, slot.chunk)
         return [*[self.syncs.embedding] * first, *[self.syncs.layer] * count, *[self.syncs.head] * last]
 
     def replica_seconds(self, stage: int, slot: Slot) -> float:
-        """What every micro-batch waits for its replicas: gathered weights (ZeRO 3), scattered gradients (2 and 3)."""
+        """Seconds each micro-batch waits for replicas: gathered weights (ZeRO 3), scattered gradients (2 and 3)."""
         zero = self.run.zero
         gathers = zero == 3 or (zero == 2 and self.run.precision in SHARDED and slot.kind == "F")
         return self._waiting(stage, slot, gathers, zero >= 2 and slot.kind == "B")
 
     def step_end_seconds(self, stage: int) -> float:
-        """What a step waits for its replicas once: gradients reduced (below ZeRO 2), new weights gathered (1 and 2)."""
+        """Seconds a step waits for replicas once: gradients reduced (below ZeRO 2), new weights gathered (1 and 2)."""
         chunks = range(self.run.interleave)
         reduced = sum(self._waiting(stage, Slot("B", 0, chunk), False, self.run.zero < 2) for chunk in chunks)
         once = self.run.zero in (1, 2) and self.run.precision not in SHARDED
@@ -124,7 +124,7 @@ class Stages:
         return cast + waiting(computed, gather, reduce, self.run.overlap, self.beside)
 
     def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
-        """What a stage is busy with in a step; they add up to the seconds of its slots."""
+        """Seconds of a stage in a step, by kind of work; they add up to those of its slots."""
         layer, rerun = self.made.layer, self.again
         count = sum(self.layers(stage, slot.chunk) for slot in order if slot.kind == "F")
         communication = layer.forward_communication_seconds + layer.backward_communication_seconds
@@ -150,7 +150,7 @@ class Stages:
         return [self._end_seconds(piece, slot) for piece in pieces]
 
     def families(self, stage: int, order: list[Slot]) -> dict[str, float]:
-        """The seconds of the same slots by what prices them (see costs/bands.py); waiting for the host is left out."""
+        """Seconds of these slots by what prices them (see costs/bands.py); waiting for the host is left out."""
         totals: dict[str, float] = {}
         for slot in order:
             for piece, times in self._pieces(stage, slot):
@@ -162,7 +162,7 @@ class Stages:
         return totals
 
     def _pieces(self, stage: int, slot: Slot) -> list[tuple[Piece, int]]:
-        """What runs in a slot, and how often."""
+        """Pieces that run in a slot, and how often."""
         first, last = self._ends(stage, slot)
         return [
             (self.made.layer, self.layers(stage, slot.chunk)),

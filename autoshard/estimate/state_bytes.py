@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer states on a device, and of what ZeRO gathers and scatters of them."""
+"""Bytes of weights, gradients and optimizer states on a device, and of those that ZeRO gathers and scatters."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def held_weight_bytes(run: TrainingRun) -> int:
 
 
 def _gradient_bytes(run: TrainingRun) -> float:
-    """Bytes of one parameter's gradient as a device holds it. Megatron's buffers are in what their gradients are summed
-    in (`grad_dtype` of megatron.core.distributed.distributed_data_parallel: float32 where grad_reduce_in_fp32, else
+    """Bytes of one parameter's gradient as a device holds it. Megatron's buffers have the dtype in which gradients are
+    summed (`grad_dtype` of megatron.core.distributed.distributed_data_parallel: float32 with grad_reduce_in_fp32, else
     that of the weights), if that is given."""
     size_bytes = held_bytes(run.software, run.precision).gradient
     if size_bytes is None and run.precision in MEGATRON and run.reduced:
@@ -38,34 +38,34 @@ def _gradient_bytes(run: TrainingRun) -> float:
 
 
 def widened_gradients(run: TrainingRun, parameters: ParameterCounts) -> float:
-    """Bytes of the float32 copies that the optimizer makes of gradients in half precision, of its own share
+    """Bytes of the float32 copies that the optimizer makes of half-precision gradients, for its own share
     (`_copy_model_grads_to_main_grads` of megatron.core.optimizer.distrib_optimizer)."""
     copies = run.precision in MEGATRON and _gradient_bytes(run) < FLOAT32_BYTES and not run.offload
     return parameters.sharded(run, run.zero >= 1) * FLOAT32_BYTES * copies
 
 
 def head_gradients(built: BuiltTransformer, model: Transformer, run: TrainingRun) -> float:
-    """When the backward of the layers begins: the head's, and the layer's whole one that is being made."""
+    """Bytes of gradients when the layers' backward begins: the head's, and the whole one of the layer in progress."""
     head = held(built, HEAD)
     count = head + held(built, EMBEDDING) if model.tied else head
     return count.sharded(run, run.zero >= 2) * _gradient_bytes(run) + scattering(built, run, 1)
 
 
 def scattering(built: BuiltTransformer, run: TrainingRun, layers: int) -> float:
-    """Bytes of layers' whole gradients that are being scattered; FSDP casts what it reduces."""
+    """Bytes of layers' whole gradients that are being scattered; FSDP casts those it reduces."""
     fsdp = run.precision in SHARDED
     per_param = _gradient_bytes(run) + run.weight_bytes * fsdp
     return held(built, layer(LAYERS - 1)).all * layers * per_param * (run.zero >= 2) * (run.replicas > 1)
 
 
 def gathered_weights(built: BuiltTransformer, run: TrainingRun) -> float:
-    """Bytes of a layer that is gathered for use; 0 where none is."""
+    """Bytes of a layer that is gathered for use; 0 if none is."""
     gathers = run.replicas > 1 and (run.zero == 3 or run.precision in SHARDED)
     return float(held(built, layer(LAYERS - 1)).all * run.weight_bytes * gathers)
 
 
 def gathered_outside(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> float:
-    """Gathered bytes of what is in no layer, which FSDP's outermost module gathers."""
+    """Gathered bytes of parameters outside layers, which FSDP's outermost module gathers."""
     outside = max(0, parameters.all - held(built, layer(LAYERS - 1)).all * layers)
     return float(outside * run.weight_bytes * (run.precision in SHARDED) * (run.replicas > 1))
 
@@ -76,7 +76,7 @@ def layer_gradients(built: BuiltTransformer, run: TrainingRun) -> float:
 
 
 def resident(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and optimizer that are there all the time. FSDP keeps its float32 weights in
+    """Bytes of weights, gradients and optimizer that are resident all the time. FSDP keeps its float32 weights in
     shards."""
     sizes = (STATE_BYTES if run.optimizer == "adamw" else SGD_STATE_BYTES)[run.precision]
     software = held_bytes(run.software, run.precision)
@@ -92,10 +92,10 @@ def resident(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCou
 
 
 def states(built: BuiltTransformer, run: TrainingRun, parameters: ParameterCounts, layers: int) -> tuple[float, ...]:
-    """The same, and what is gathered or scattered at the moment.
+    """`resident` bytes, plus those gathered or scattered at the moment.
 
-    ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. Where FSDP
-    gathers once for both ways (ZeRO 2), all gathered layers stay for backward, and what is in no layer always does.
+    ZeRO 3 holds the layer in use whole, 2 and 3 the gradient being scattered; with overlap the next one too. If FSDP
+    gathers once for both directions (ZeRO 2), gathered layers stay for backward; parameters outside layers always do.
     """
     weights, gradients, optimizer = resident(built, run, parameters)
     ahead = min(1 + run.overlap, layers)

@@ -26,9 +26,9 @@ from autoshard.step_corrections.step_bands import StepKind, step_kind, whole_ste
 class Estimate:
     """One step. `parts` are seconds by name and add up to it, on the stage that ends last.
 
-    `memory` is that of the fullest device. `flops` are the model's own, forward and backward, of all devices, nothing
-    counted for what is computed again. `band`: how sure the step is. `again`: how many layers compute what again, where
-    not all do what the run says.
+    `memory` is that of the fullest device. `flops` are the model's, forward and backward, of all devices, without
+    recomputation. `band`: error band of the step. `again`: number of layers by what they recompute, if not all do what
+    the run says.
     """
 
     model: Transformer
@@ -53,9 +53,9 @@ class Estimate:
 
 
 def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host | None = None) -> Estimate:
-    """The predicted step. Raises UsageError where the numbers do not fit together or the cluster is too small.
+    """The predicted step. Raises UsageError if the numbers are inconsistent or the cluster is too small.
 
-    `host`: by default what the hardware's constants say.
+    `host`: by default from the hardware's constants.
     """
     check(model, run)
     check_dtype(run, hardware)
@@ -98,12 +98,12 @@ def estimate(model: Transformer, run: TrainingRun, hardware: Hardware, host: Hos
 
 
 def _kinds(order: Sequence[Slot]) -> set[Slot]:
-    """One slot for each direction and chunk: all micro-batches take as long."""
+    """One slot for each direction and chunk: all micro-batches take equally long."""
     return {slot._replace(micro_batch=0) for slot in order}
 
 
 def check_dtype(run: TrainingRun, hardware: Hardware) -> None:
-    """UsageError where the device does not compute in the run's precision."""
+    """Raises UsageError if the device does not compute in the run's precision."""
     known, dtype = dict(hardware.peaks), PRECISIONS[run.precision]
     if dtype not in known:
         fitting = " or ".join(f"--precision {name}" for name, other in PRECISIONS.items() if other in known)
@@ -111,8 +111,8 @@ def check_dtype(run: TrainingRun, hardware: Hardware) -> None:
 
 
 def style_of(model: Transformer, run: TrainingRun) -> str:
-    """fsdp where weights are kept in shards, else megatron; compiled steps, and those with experts or an optimizer on
-    the host (of which nobody measured any), are styles of their own."""
+    """Style of a run: fsdp if weights are kept in shards, else megatron; compiled steps, and those with experts or an
+    optimizer on the host (of which nobody measured any), are separate styles."""
     if model.experts or run.offload:
         return "experts" if model.experts else "offload"
     style = "fsdp" if run.zero == 3 or run.precision in SHARDED else "megatron"
@@ -122,8 +122,8 @@ def style_of(model: Transformer, run: TrainingRun) -> str:
 def _band(
     families: dict[str, float], others: Sequence[Part], run: TrainingRun, hardware: Hardware, kind: StepKind
 ) -> Band:
-    """The error band of a stage's slots and what surrounds them. A bubble is the work of others: as sure as the stage's
-    own."""
+    """Error band of a stage's slots and what surrounds them. A bubble is other stages' work: as certain as this
+    stage's."""
     for name, seconds in others:
         family = "memory" if name.startswith("optimizer") else "collective"
         families[family] = families.get(family, 0.0) + seconds
@@ -131,25 +131,25 @@ def _band(
 
 
 def hands_on(stage: int, slot: Slot, run: TrainingRun) -> bool:
-    """Whether another stage waits for what the slot makes: its own is busy until that is sent, as in Megatron-LM."""
+    """Does another stage wait for the slot's output? Its own is busy until that is sent, as in Megatron-LM."""
     part = slot.chunk * run.pp + stage
     return run.pp > 1 and part != (run.pp * run.interleave - 1 if slot.kind == "F" else 0)
 
 
 def _at_once(giver: int, taker: int) -> float:
-    """A send is part of the slot that makes it."""
+    """Zero seconds: a send is part of the slot that makes it."""
     return 0.0
 
 
 def host_of(hardware: Hardware, software: str = KERNELS) -> Host:
-    """What the constants say, or what is known of the software."""
+    """The host by the hardware's constants, or by known figures of the software."""
     figures = host_figures(hardware, software)
     dispatch, stall = (figures.get(key, hardware.constant(f"host.{key}")) for key in ("dispatch", "stall"))
     return Host(dispatch, hardware.constant("host.exponent"), stall)
 
 
 def _layer_weights(model: Transformer, experts: int) -> int:
-    """In the matrices of a layer, with that many of its experts."""
+    """Parameters in the matrices of a layer, with that many of its experts."""
     width, kv_width = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
     inner, matrices = model.own_feedforward, 3 if model.activation == "swiglu" else 2
     if model.experts:
@@ -158,12 +158,12 @@ def _layer_weights(model: Transformer, experts: int) -> int:
 
 
 def parameter_count(model: Transformer) -> int:
-    """Matrices and embeddings; biases and norms are left out (below 0.1 %)."""
+    """Parameters in matrices and embeddings; biases and norms are left out (below 0.1 %)."""
     return _parameters(model, model.experts)
 
 
 def used_parameters(model: Transformer) -> int:
-    """The same, of experts those that one token passes."""
+    """Parameters as in `parameter_count`, but only of those experts that one token passes."""
     return _parameters(model, model.own_top_k)
 
 
@@ -174,8 +174,8 @@ def _parameters(model: Transformer, experts: int) -> int:
 
 
 def model_flops(model: Transformer, run: TrainingRun) -> float:
-    """2 per multiplication and addition, the backward twice the forward; attention counted whole (as in Megatron's
-    formula, Narayanan et al. 2021, equation 3, without its factor for recomputation), of experts those of a token."""
+    """Model FLOPs: 2 per multiplication and addition, backward twice forward; attention counted whole (as in Megatron's
+    formula, Narayanan et al. 2021, equation 3, without its factor for recomputation), experts as those of a token."""
     attention = 2 * model.sequence * model.heads * model.head_dim
     each = model.layers * (_layer_weights(model, model.own_top_k) + attention) + model.hidden * model.vocabulary
     return 6.0 * run.batch * model.sequence * each

@@ -1,4 +1,4 @@
-"""A lower bound on a simulated step without simulating it: what every stage has to do, and what it waits for at least.
+"""A lower bound on a simulated step without simulating it: each stage's work, and its least waiting.
 
 A stage starts when the first micro-batch has passed the stages before it; after its own last backward the stages before
 it still run theirs. Between, it is busy with all of its slots. No order of the slots changes that.
@@ -27,10 +27,10 @@ _NO_SYNCS = Syncs(_NO_SYNC, _NO_SYNC, _NO_SYNC)
 
 
 def program_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> BuiltTransformer:
-    """The program whose pieces are priced: of one replica, or of those that share experts, for what one computes does
-    not depend on their number; of two where it is one device, whose loss alone would not be a sum over several, and
-    where tensor parallelism cuts experts: a router's gradient is then summed with that over replicas, if there are any,
-    and what its tokens' gradients go through depends on that."""
+    """The program whose pieces are priced: of one replica, or of those that share experts, as one's computation does
+    not depend on their number; of two if it is one device, whose loss alone would not be a sum over several, and if
+    tensor parallelism shards experts: a router's gradient is then summed with that over replicas, if there are any, and
+    the path of its tokens' gradients depends on that."""
     several = min(run.dp // run.ep, 2)
     alone = run.tp * run.cp * run.ep > 1 and not (model.experts and run.tp > 1)
     replicas = run.ep * (1 if alone else several)
@@ -38,8 +38,8 @@ def program_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> Buil
 
 
 def least_alone(model: Transformer, run: TrainingRun, built: BuiltTransformer, hardware: Hardware, host: Host) -> float:
-    """No schedule of `run` is faster, at whatever level of ZeRO: nothing is exchanged between replicas, no optimizer
-    runs. A quicker bound, and a lower one, than `least_seconds`."""
+    """Lower bound on all schedules of `run`, at any level of ZeRO: without exchange between replicas or an optimizer.
+    Quicker, and lower, than `least_seconds`."""
     stages = Stages(model, replace(run, zero=0), pieces(built, hardware, run.compiled), _NO_SYNCS, host)
     return _least(stages, send_seconds(model, run, hardware), {})
 
@@ -47,7 +47,7 @@ def least_alone(model: Transformer, run: TrainingRun, built: BuiltTransformer, h
 def least_seconds(
     model: Transformer, run: TrainingRun, built: BuiltTransformer, hardware: Hardware, host: Host
 ) -> float:
-    """No schedule of `run` is faster."""
+    """Lower bound on the seconds of all schedules of `run`."""
     beside = hardware.constant("overlap.slowdown")
     stages = Stages(model, run, pieces(built, hardware, run.compiled), syncs(built, run, hardware), host, beside)
     named = _last_alike(model, run)
@@ -56,7 +56,7 @@ def least_seconds(
 
 
 def _least(stages: Stages, send: float, tails: Mapping[int, float]) -> float:
-    """`tails`: seconds of a stage after its last backward; none where one is not there."""
+    """Lower bound from each stage. `tails`: seconds of a stage after its last backward; none for missing stages."""
     model, run = stages.model, stages.run
     kinds = _kinds(model, run)
     like = {kind: s for s, kind in enumerate(kinds)}
@@ -81,7 +81,7 @@ def _least(stages: Stages, send: float, tails: Mapping[int, float]) -> float:
 
 
 def _chunks(run: TrainingRun, stage: int, layers: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(one chunk, how many of the stage do the same work)."""
+    """(one chunk, number of the stage's chunks with the same work)."""
 
     def work(chunk: int) -> tuple[int, bool, bool]:
         part = chunk * run.pp + stage
@@ -96,7 +96,7 @@ Kind = tuple[tuple[int, ...], bool, bool]
 
 
 def _kinds(model: Transformer, run: TrainingRun) -> list[Kind]:
-    """What tells the work of two stages apart: their layers, and the ends of the model."""
+    """Kind of each stage, which determines its work: its layers, and the ends of the model."""
     return [(layers_of(model, run, stage), stage == 0, stage == run.pp - 1) for stage in range(run.pp)]
 
 
@@ -106,7 +106,7 @@ def _last_alike(model: Transformer, run: TrainingRun) -> set[int]:
 
 
 def fullest(model: Transformer, run: TrainingRun, built: BuiltTransformer) -> StageMemory:
-    """As the estimate has it: the first stage has most in flight, the last the head."""
+    """Memory of the fullest device, as in the estimate: the first stage has most in flight, the last the head."""
     memories = []
     kinds = _kinds(model, run)
     for stage in {kinds.index(kind) for kind in kinds}:  # of stages alike the first has most in flight

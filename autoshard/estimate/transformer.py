@@ -38,14 +38,13 @@ LARGEST = {"layers": 10**4, "hidden": 10**7, "feedforward": 10**8, "vocabulary":
 
 @dataclass(frozen=True)
 class Transformer:
-    """`kv_heads` and `feedforward` of 0 mean heads and 4 x hidden. `attention`: one fused kernel, or product, softmax
-    and product apart. `dropout`: whether dropout operators are there at all. `fp32_loss`: logits are cast to float32
-    before the loss, where they are not computed in it.
+    """Sizes of a model. `kv_heads` and `feedforward` of 0 mean heads and 4 x hidden. `attention`: one fused kernel, or
+    separate product, softmax and product. `dropout`: whether there are dropout operators. `fp32_loss`: logits are cast
+    to float32 before the loss, if they are not computed in it.
 
-    `experts`: every layer has that many in place of its feed-forward layer, each as wide as `expert_hidden` (0: as
-    that layer), and a router sends a token to `top_k` (0: two) of them. `shared_experts`: as many more that every
-    token passes, one layer together. `imbalance`: pairs of token and expert on the fullest device, over those on one
-    of average.
+    `experts`: every layer has that many in place of its feed-forward layer, each as wide as `expert_hidden` (0: as that
+    layer), and a router sends a token to `top_k` (0: two) of them. `shared_experts`: this many more that every token
+    passes, as one layer. `imbalance`: pairs of token and expert on the fullest device, relative to the average.
     """
 
     layers: int
@@ -72,7 +71,7 @@ class Transformer:
 
     @property
     def fused_attention(self) -> str:
-        """The name of the kernel; "" for none, or the one that the constants were fitted to."""
+        """Name of the kernel; "" for none, or for the one that the constants were fitted to."""
         return "" if self.attention in ("flash", "unfused") else self.attention
 
     @property
@@ -104,14 +103,14 @@ class TrainingRun:
     does, and "fp8" the same with linear layers that multiply in float8; "bf16-mixed" and "fp16-mixed" cast float32
     weights at every use, as torch.autocast does; "bf16-fsdp" keeps float32 shards and gathers them in bf16 (FSDP's
     mixed precision). "fp8-mixed" and "fp8-fsdp" are "bf16-mixed" and "bf16-fsdp" whose linear layers multiply in
-    float8, but for the head and experts. `zero`: stage 0 to 3. `shard`: replicas that share one set of shards, each
-    such group a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`: gradients
-    are reduced and weights gathered beside the computation of neighbours. `reduced`: gradients are summed in.
-    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as they go. `cp`: devices
-    that share every sequence (context parallelism): attention passes keys and values around a ring of them. `ep`:
-    replicas that share one set of experts (expert parallelism, a part of `dp`): tokens are sent to their experts among
-    them, and back. `offload`: "optimizer" keeps its states and float32 weights in the host's memory, where the host
-    updates them. `compiled`: `torch.compile` joins the kernels of each layer.
+    float8, except for the head and experts. `zero`: stage 0 to 3. `shard`: replicas that share one set of shards; each
+    such group is a replica of the others (HSDP); 0 for all. `interleave`: model chunks per device. `overlap`: gradients
+    are reduced and weights gathered during the computation of neighbours. `reduced`: dtype of gradient sums.
+    `stage_layers`: layers of each chunk of the pipeline, in the model's order; () for as even as possible. `cp`:
+    devices that share every sequence (context parallelism): attention passes keys and values around a ring of them.
+    `ep`: replicas that share one set of experts (expert parallelism, a part of `dp`): tokens are sent to their experts
+    among them, and back. `offload`: "optimizer" keeps its states and float32 weights in the host's memory, where the
+    host updates them. `compiled`: `torch.compile` joins the kernels of each layer.
     """
 
     batch: int
@@ -138,22 +137,22 @@ class TrainingRun:
 
     @property
     def replicas(self) -> int:
-        """Devices that hold the same weights: those that share a sequence, too."""
+        """Number of devices that hold the same weights, including those that share a sequence."""
         return self.dp * self.cp
 
     @property
     def shards(self) -> int:
-        """Replicas over which ZeRO cuts."""
+        """Number of replicas over which ZeRO shards."""
         return self.shard or self.replicas
 
     @property
     def expert_replicas(self) -> int:
-        """Devices that hold the same experts."""
+        """Number of devices that hold the same experts."""
         return self.replicas // self.ep
 
     @property
     def expert_shards(self) -> int:
-        """Replicas of the experts over which ZeRO cuts."""
+        """Number of the experts' replicas over which ZeRO shards."""
         return self.shards if self.ep == 1 else self.expert_replicas
 
     @property
@@ -162,20 +161,20 @@ class TrainingRun:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one parameter as it is computed with."""
+        """Bytes of one parameter in computation."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of one parameter's gradient as replicas sum it."""
+        """Bytes of one parameter's gradient in sums over replicas."""
         if self.reduced:
             return 4 if self.reduced == "fp32" else 2
         return 2 if self.precision in MEGATRON else 4
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients are there when a backward begins: they accumulate over micro-batches, or stand in buffers
-        of their own, as Megatron's do."""
+        """Do gradients exist when a backward begins? They accumulate over micro-batches, or are in separate buffers, as
+        Megatron's are."""
         return self.micro_batches > 1 or self.precision in MEGATRON
 
     @property
@@ -189,18 +188,18 @@ class TrainingRun:
 
 
 def check(model: Transformer, run: TrainingRun) -> None:
-    """Raises UsageError that lists everything that does not fit together."""
+    """Raises UsageError that lists all inconsistent settings."""
     if message := "; ".join(wrong(model, run)):
         raise UsageError(message, "see `autoshard estimate --help`")
 
 
 def wrong(model: Transformer, run: TrainingRun) -> list[str]:
-    """What does not fit together."""
+    """Messages on inconsistent settings."""
     return [text for holds, text in _conditions(model, run) if not holds]
 
 
 def is_possible(model: Transformer, run: TrainingRun) -> bool:
-    """Whether everything fits together."""
+    """Are all settings consistent?"""
     return all(holds for holds, _ in _conditions(model, run))
 
 
@@ -272,7 +271,7 @@ def _shared_sequences(model: Transformer, run: TrainingRun) -> list[tuple[bool, 
 
 
 def _package(run: TrainingRun) -> list[tuple[bool, str]]:
-    """What packages of `autoshard plan` are, where the run is one of theirs."""
+    """Conditions on packages of `autoshard plan`, if the run is of one."""
     if run.software != PACKAGES:
         return []
     precisions = [name for name in PRECISIONS if name not in HALF]

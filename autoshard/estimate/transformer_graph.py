@@ -1,4 +1,4 @@
-"""The graph of a standard transformer, written from its numbers: the same operators that capture gives."""
+"""The graph of a standard transformer, written from its numbers: the same operators as capture gives."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def layer(index: int) -> str:
 
 
 def core(index: int) -> str:
-    """The module path of what selective recomputation runs again: scores, softmax, dropout, weighted sum."""
+    """Module path of the part that selective recomputation runs again: scores, softmax, dropout, weighted sum."""
     return f"{layer(index)}.attention.core"
 
 
 def is_of_experts(path: str) -> bool:
-    """Whether a parameter is one of experts, which replicas may share among them."""
+    """Is it a parameter of experts, which replicas may share among them?"""
     return f".{EXPERTS}." in path
 
 
 @dataclass(frozen=True)
 class TransformerGraph:
-    """A graph, and how tensor parallelism cuts the result of each op: `S2` and the like, `P`, `R`, `stream` (whole, or
-    along the sequence under sequence parallelism) or `vocabulary` (by the operator's own vocabulary-parallel form)."""
+    """A graph, and how tensor parallelism shards the result of each op: `S2` and the like, `P`, `R`, `stream` (whole,
+    or along the sequence under sequence parallelism) or `vocabulary` (by the operator's vocabulary-parallel form)."""
 
     graph: Graph
     splits: dict[str, str]
@@ -70,10 +70,10 @@ def transformer_graph(model: Transformer, batch: int, precision: str, optimizer:
 
 
 def _fused_gates(graph: Graph) -> Graph:
-    """SwiGLU as one kernel, whose backward computes the activation again: it keeps what it reads, gate and up, alone.
+    """SwiGLU as one kernel, whose backward recomputes the activation: it keeps only its inputs, gate and up.
 
-    Megatron-Core's bias_swiglu_impl (megatron.core.fusions.fused_bias_swiglu: save_for_backward(input)) and
-    MindSpeed's npu_swiglu.
+    Megatron-Core's bias_swiglu_impl (megatron.core.fusions.fused_bias_swiglu: save_for_backward(input)) and MindSpeed's
+    npu_swiglu.
     """
     gates = {op.results[0] for op in graph.ops if op.target == "aten.silu"}
 
@@ -152,7 +152,7 @@ class _TransformerWriter:
 
     @contextlib.contextmanager
     def splitting(self, split: str) -> Iterator[None]:
-        """Ops added within it are cut so."""
+        """Context whose added ops are sharded by `split`."""
         self.split, before = split, self.split
         yield
         self.split = before
@@ -166,7 +166,7 @@ class _TransformerWriter:
         return self.add("aten.linear", (x, weight, added), (*shape[:-1], width), path)
 
     def cast(self, x: str, dtype: str, path: str) -> str:
-        """Cut as `x` is."""
+        """Cast of `x`, sharded like it."""
         name = f"to_{len(self.ops)}"
         self.tensors.append(Tensor(name, self.shape(x), dtype))
         self.ops.append(Op(name, CAST, (x,), (("dtype", dtype),), (name,), path))
@@ -275,7 +275,7 @@ class _TransformerWriter:
         )  # fmt: skip
 
     def unfused(self, query: str, key: str, value: str, path: str) -> str:
-        """Scores, softmax (scale and mask inside its kernel), dropout, weighted sum: each reaches memory."""
+        """Scores, softmax (scale and mask inside its kernel), dropout, weighted sum: each is written to memory."""
         model = self.model
         turned = self.add("aten.transpose", (key,), (*self.shape(key)[:2], model.head_dim, model.sequence), path,
                           dim0=2, dim1=3)  # fmt: skip
@@ -295,7 +295,7 @@ class _TransformerWriter:
             return self.sum(routed, shared, path)
 
     def routed(self, x: str, path: str, experts: str) -> str:
-        """Every token through the experts that a router chose, weighted; as Hugging Face's Mixtral has it."""
+        """Every token through the experts that a router chose, weighted; as in Hugging Face's Mixtral."""
         model, tokens, width, inner = self.model, math.prod(self.rows), self.model.hidden, self.model.own_expert_hidden
         pairs = (tokens, model.own_top_k)
         with self.splitting("R"):
@@ -318,7 +318,7 @@ class _TransformerWriter:
             return self.add("aten.reshape", (output,), flat, path, shape=flat)
 
     def chosen(self, shares: str, pairs: tuple[int, int], path: str) -> tuple[str, str]:
-        """The largest of each row, and which they are."""
+        """Largest entries of each row, and their indices."""
         best, ids = self.add_several(
             "aten.topk", (shares,), (pairs, pairs), path, k=pairs[1], dim=1, largest=True, sorted=True
         )  # fmt: skip
@@ -342,7 +342,7 @@ class _TransformerWriter:
         return self.add("aten.gelu", (x,), self.shape(x), path, approximate="tanh")
 
     def gelu_new(self, x: str, path: str) -> str:
-        """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) operator by operator, as Hugging Face's GPT-2 has it."""
+        """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) operator by operator, as in Hugging Face's GPT-2."""
         shape = self.shape(x)
         half = self.add("aten.mul", (x,), shape, path, other=0.5)
         cube = self.add("aten.pow", (x,), shape, path, exponent=3.0)

@@ -1,7 +1,7 @@
-"""The Program of a standard transformer under data and tensor parallelism, as Megatron-LM cuts it.
+"""The Program of a standard transformer under data and tensor parallelism, sharded as by Megatron-LM.
 
 Shoeybi et al. 2019 (arXiv:1909.08053): column-parallel, then row-parallel linears, heads and vocabulary split; with
-sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) what lies between is cut along the sequence.
+sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198) what lies between is sharded by sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAYERS = 2  # of the program: the last one stands for every layer of the model
 
 @dataclass(frozen=True, eq=False)
 class BuiltTransformer:
-    """The program of one micro-batch on one stage's devices, with its graph and mesh: dp, ep and cp where they cut, tp;
+    """The program of one micro-batch on one stage's devices, with its graph and mesh: dp, ep and cp if they shard, tp;
     dp times ep are `TrainingRun.dp`."""
 
     program: Program
@@ -72,7 +72,7 @@ def _built(
 def split_formulation(
     written: TransformerGraph, mesh: Mesh, hardware: Hardware, sequence_parallel: bool
 ) -> Formulation:
-    """The formulation with Megatron-LM's strategies alone; each device stores what it reads."""
+    """Formulation with Megatron-LM's strategies only; each device stores what it reads."""
     stream = "S1" if sequence_parallel else "R"
 
     def allowed(op: Op, strategy: Strategy) -> bool:
@@ -82,7 +82,7 @@ def split_formulation(
 
 
 def _balanced(program: Program) -> Program:
-    """Rings in Megatron-Core's order of the sequence, in which all devices have as much to do."""
+    """Program whose attention rings use Megatron-Core's order of the sequence, which balances work over devices."""
     instructions = (
         replace(i, variant=BALANCED) if isinstance(i, Compute) and i.variant == RING else i
         for i in program.instructions
@@ -91,7 +91,7 @@ def _balanced(program: Program) -> Program:
 
 
 def _in_a_row(program: Program) -> Program:
-    """Without overlap, reductions of activations' gradients have nothing beside them."""
+    """Program without overlap: reductions of activations' gradients run alone."""
     instructions = (replace(i, early=False) if isinstance(i, Collective) else i for i in program.instructions)
     return replace(program, instructions=tuple(instructions))
 
@@ -118,7 +118,7 @@ def _is_wanted(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh
 
 
 def _is_megatrons(strategy: Strategy, mesh: Mesh) -> bool:
-    """Whether tokens go to experts over the expert axis alone, and the tensor axis cuts the inner dim of each."""
+    """Do tokens go to experts over the expert axis only, and does the tensor axis shard each expert's inner dim?"""
     wanted = {DATA: "t", EXPERT: "t+e", CONTEXT: "t", TENSOR: "f"}
     cut = [
         (axis, choice) for axis, choice, size in zip(mesh.names, strategy.choices, mesh.sizes, strict=True) if size > 1
@@ -127,8 +127,8 @@ def _is_megatrons(strategy: Strategy, mesh: Mesh) -> bool:
 
 
 def _along_sequence(written: TransformerGraph, op: Op, strategy: Strategy, mesh: Mesh) -> bool:
-    """Whether the context axis cuts the sequence, dim 1 of (batch, sequence, width); attention over it is a ring. Where
-    heads or rows have dims of their own the cut follows."""
+    """Does the context axis shard the sequence, dim 1 of (batch, sequence, width)? Attention over it is a ring. If
+    heads or rows have their own dims, the shard follows."""
     axis = mesh.index(CONTEXT)
     if record(op.target).work is Work.ATTENTION:
         return strategy.choices[axis].factor == "ring"
@@ -137,7 +137,7 @@ def _along_sequence(written: TransformerGraph, op: Op, strategy: Strategy, mesh:
 
 
 def _constants(graph: Graph) -> frozenset[str]:
-    """Operators whose result is always the same."""
+    """Operators whose result is constant."""
     fixed = constants(graph)
     return frozenset(op.name for op in graph.ops if op.results[0] in fixed)
 
@@ -147,14 +147,14 @@ def _shape(written: TransformerGraph, op: Op) -> tuple[int, ...]:
 
 
 def _fits(placement: Placement, wanted: str) -> bool:
-    """Blocks, units and the gradient's form are left to the solver."""
+    """Does a placement match? Blocks, units and the gradient's form are left to the solver."""
     text = f"S{placement.dim}" if isinstance(placement, Shard) else str(placement).removesuffix("+")
     return text == wanted
 
 
 def _stored_whole(formulation: Formulation) -> Formulation:
-    """Parameters are cut over the tensor axis, and those of experts over theirs: optimizer sharding is priced once a
-    step, outside."""
+    """Shards parameters over the tensor axis only, and those of experts also over theirs: optimizer sharding is priced
+    once a step, separately."""
     mesh, experts = formulation.mesh, _expert_parameters(formulation.graph)
     nodes: list[Node] = []
     for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
@@ -167,8 +167,8 @@ def _stored_whole(formulation: Formulation) -> Formulation:
 
 
 def _stored_as_read(formulation: Formulation) -> Formulation:
-    """A device stores the part of a parameter that it computes with, whatever other links would cost: the tensor axis
-    cuts it, and its casts, as it cuts what their readers need."""
+    """Makes a device store the part of a parameter that it computes with, whatever other redistributions would cost:
+    the tensor axis shards it, and its casts, as it shards what their readers need."""
     problem, graph = formulation.problem, formulation.graph
     weights = {parameter.tensor for parameter in graph.parameters}
     weights |= {result for op in graph.ops if {*op.operands} <= weights for result in op.results if op.operands}
@@ -190,7 +190,7 @@ def _cut_dim(layout: Layout, axis: int) -> int | None:
 
 
 def _is_cut(layout: Layout, mesh: Mesh, axes: set[str]) -> bool:
-    """Whether these axes cut it, and no other but the tensor axis."""
+    """Do these axes shard it, and no others but the tensor axis?"""
     cut_axes = {axis for axis, p in zip(mesh.names, layout.placements, strict=True) if isinstance(p, Shard)}
     return cut_axes - {TENSOR} == axes
 

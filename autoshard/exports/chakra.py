@@ -1,6 +1,6 @@
 """Chakra execution traces (mlcommons/chakra, schema/protobuf/et_def.proto): one file a rank, for ASTRA-sim and others.
 
-A file is a sequence of protobuf messages, each behind its length as a varint: GlobalMetadata, then one Node an event.
+A file is a sequence of protobuf messages, each after its length as a varint: GlobalMetadata, then one Node per event.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ COMM_TYPES = {name: kind.chakra for name, kind in CARRIED.items() if kind.chakra
 
 
 class NodeType(IntEnum):
-    """As et_def.proto numbers them."""
+    """Node types as numbered in et_def.proto."""
 
     COMPUTE, SEND, COLLECTIVE = 4, 5, 7
 
 
 class WireType(IntEnum):
-    """As protobuf encodes them."""
+    """Wire types as numbered by protobuf."""
 
     VARINT, DOUBLE, LENGTH = 0, 1, 2
 
 
 def execution_trace(timeline: Timeline, mesh: Mesh) -> bytes:
-    """The nodes of a step; the same on every rank: a group is a number, whose ranks `groups.RANK.json` lists."""
+    """The nodes of a step; the same on every rank: a group is a number, and `groups.RANK.json` lists its ranks."""
     nodes = [_node(number, event, mesh) for number, event in enumerate(timeline.events)]
     return b"".join(map(_delimited, [_string(1, VERSION), *nodes]))
 
@@ -54,7 +54,7 @@ def _node(number: int, event: Event, mesh: Mesh) -> bytes:
 
 
 def _attributes(event: Event, mesh: Mesh) -> list[bytes]:
-    """What ASTRA-sim's feeder asks for: communication by type, bytes and group; computation by its time."""
+    """Attributes for ASTRA-sim's feeder: communication by type, bytes and group; computation by its time."""
     attributes = [_attribute("is_cpu_op", _integer(27, 0, always=True))]
     size = int(event.bytes)
     if event.collective in COMM_TYPES:
@@ -77,7 +77,7 @@ def _delimited(message: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Base 128, lowest group first; the high bit says that more follow."""
+    """`value` in base 128, lowest group first; the high bit marks that more follow."""
     assert value >= 0, value
     groups = bytearray()
     while value > 0x7F:
@@ -92,7 +92,7 @@ def _key(field: int, wire: int) -> bytes:
 
 
 def _integer(field: int, value: int, always: bool = False) -> bytes:
-    """Zero is the default, which proto3 leaves out, but not inside a oneof."""
+    """Integer field; proto3 leaves out the default zero, but not inside a oneof (`always`)."""
     return _key(field, WireType.VARINT) + _varint(value) if value or always else b""
 
 
@@ -109,7 +109,7 @@ def _string(field: int, value: str) -> bytes:
 
 
 def group_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
-    """The ranks, ascending, of the group of `rank` over the joined axes; ranks are row-major over the mesh."""
+    """Ranks, ascending, of the group of `rank` over the joined axes; ranks are row-major over the mesh."""
     ranks = np.arange(mesh.size).reshape(mesh.sizes)
     place = mesh.coordinates(rank)
     index = tuple(slice(None) if name in axes else place[i] for i, name in enumerate(mesh.names))
@@ -117,5 +117,5 @@ def group_of(mesh: Mesh, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
 
 
 def group_number(mesh: Mesh, axes: tuple[str, ...]) -> int:
-    """A number that all groups over the same axes share: axes as bits."""
+    """A number common to all groups over the same axes: the axes as bits."""
     return sum(1 << mesh.index(axis) for axis in axes)

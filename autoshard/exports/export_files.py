@@ -50,9 +50,9 @@ FORMATS: dict[str, Callable[[Timeline, Program, Graph, Hardware], Files]] = {
 def export(
     name: str, folder: Path, timeline: Timeline, program: Program, graph: Graph, hardware: Hardware
 ) -> list[str]:
-    """Writes the files of a format into `folder`, each whole or not at all; gives their names.
+    """Writes the files of a format into `folder`, each whole or not at all; returns their names.
 
-    Raises UsageError where `folder` is a file.
+    Raises UsageError if `folder` is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: --export writes a folder", "-o FOLDER")

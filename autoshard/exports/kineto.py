@@ -1,7 +1,7 @@
-"""The step as `torch.profiler` would have recorded it on one rank, for Perfetto and Holistic Trace Analysis.
+"""A step as `torch.profiler` would record it on one rank, for Perfetto and Holistic Trace Analysis.
 
-Each kernel has the operator and the launch that started it, tied by a correlation id; collectives are named as NCCL's
-kernels are and carry Kineto's arguments; a `ProfilerStep#n` stands around each of several equal steps (readers drop the
+Each kernel has the operator and the launch that started it, linked by a correlation id; collectives are named like
+NCCL's kernels and carry Kineto's arguments; a `ProfilerStep#n` encloses each of several equal steps (readers drop the
 last one).
 """
 
@@ -53,7 +53,7 @@ def _annotation(step: int, begin: float, seconds: float) -> dict[str, Any]:
 def _recorded(
     event: Event, begin: float, correlation: int, stream: int, mesh: Mesh, rank: int, dispatch_seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """The operator, the launch inside it, and the kernel."""
+    """Events of the operator, of the launch inside it, and of the kernel."""
     shown = min(max(dispatch_seconds, 1e-6), event.duration_seconds or 1e-6)
     start = begin + event.start_seconds
     issued = max(begin, start - shown)

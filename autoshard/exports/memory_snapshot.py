@@ -1,7 +1,7 @@
 """A step's memory in the form of `torch.cuda.memory._snapshot()`, pickled, for pytorch.org/memory_viz.
 
-Each tensor is one block, rounded up to the allocator's 512 bytes. A block that was freed is used again for the next
-tensor of its size.
+Each tensor is one block, rounded up to the allocator's 512 bytes. A freed block is reused for the next tensor of its
+size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BASE = ROUND_BYTES  # no block is at address 0
 
 
 def memory_snapshot(memory: MemoryPlan, starts: tuple[float, ...]) -> bytes:
-    """`starts[step]`: seconds at which a step of `memory` begins."""
+    """Pickled snapshot. `starts[step]`: seconds at which a step of `memory` begins."""
     blocks = _MemoryBlocks()
     for step, start in enumerate(starts):
         for span in memory.spans:
@@ -60,7 +60,7 @@ class _MemoryBlocks:
         )  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
-        """What is alive at the end as blocks of one segment, and all that happened."""
+        """Snapshot: tensors alive at the end as blocks of one segment, and all events."""
         blocks, address = [], BASE
         for start, size, span in sorted(self.alive.values(), key=lambda block: block[0]):
             if start > address:

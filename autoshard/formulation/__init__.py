@@ -1,1 +1,1 @@
-"""Graph, rules and costs as a `Problem`, and the meaning of each of its numbers."""
+"""Graph, rules and costs as a `Problem`, and the meaning of its numbers."""

@@ -1,4 +1,4 @@
-"""What each choice of a plan costs by the additive model, and what the next best choice would cost more."""
+"""Cost of each choice of a plan in the additive model, and the extra cost of the next best choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoshard.rules.algebra.strategy import Strategy
 
 
 def parts(formulation: Formulation, choice: Sequence[int]) -> list[Parts]:
-    """One for each node; compute and communication of all add up to the objective, memory to the peak."""
+    """Costs of each node; compute and communication of all add up to the objective, memory to the peak."""
     problem = formulation.problem
     moved, alive = _moved(problem, choice), _alive(problem, choice)
     others = alternatives(problem, choice)
@@ -35,7 +35,7 @@ def parts(formulation: Formulation, choice: Sequence[int]) -> list[Parts]:
 
 
 def _runner_up(site: Site, totals: Floats, chosen: int) -> tuple[str, float]:
-    """The best other choice and its extra seconds; nothing where no other is possible with the rest as it is."""
+    """The best other choice and its extra seconds; nothing if no other is possible with the other choices fixed."""
     others = np.where(np.arange(len(totals)) == chosen, np.inf, totals)
     best = int(np.argmin(others))
     if math.isinf(others[best]):
@@ -44,7 +44,7 @@ def _runner_up(site: Site, totals: Floats, chosen: int) -> tuple[str, float]:
 
 
 def alternatives(problem: Problem, choice: Sequence[int]) -> list[Floats]:
-    """For each node, what the objective's part that it touches is under each of its choices, all others as they are."""
+    """For each node, the objective's terms that involve it, under each of its choices with all others fixed."""
     totals = [node.seconds.astype(float) for node in problem.nodes]
     for value in problem.values:
         needed = [int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)]
@@ -60,7 +60,7 @@ def alternatives(problem: Problem, choice: Sequence[int]) -> list[Floats]:
 
 
 def _moved(problem: Problem, choice: Sequence[int]) -> list[float]:
-    """Seconds of the redistributions, at the first consumer that needs each."""
+    """Seconds of redistributions, each counted at the first consumer that needs it."""
     totals = [0.0] * len(problem.nodes)
     for value in problem.values:
         row = value.seconds[value.source[choice[value.producer]]]
@@ -78,7 +78,7 @@ def _first(value: Value, choice: Sequence[int]) -> dict[int, int]:
 
 
 def _alive(problem: Problem, choice: Sequence[int]) -> list[float]:
-    """Bytes that each node, and the values kept for it, have alive at the moment of the peak."""
+    """Bytes that each node, and the values kept for it, hold at the moment of the peak."""
     curve = memory(problem, choice)
     now = int(np.argmax(curve)) if len(curve) else 0
     totals = []
@@ -97,14 +97,14 @@ def _alive(problem: Problem, choice: Sequence[int]) -> list[float]:
 
 
 class Split:
-    """Seconds of computing, and what of it is repeated, for every choice of a node."""
+    """Seconds of computation, and the repeated part of it, for every choice of a node."""
 
     def __init__(self, formulation: Formulation) -> None:
         self.formulation = formulation
         self._known: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
 
     def seconds(self, n: int) -> tuple[Floats, Floats]:
-        """(without the collectives inside, the part of it that other devices do too), per choice of node n."""
+        """Per choice of node n: (seconds without the collectives inside, the part of it that other devices repeat)."""
         node, site = self.formulation.problem.nodes[n], self.formulation.sites[n]
         key = (id(node.seconds), *map(id, site.strategies or site.layouts))
         if key not in self._known:
@@ -138,12 +138,12 @@ class Split:
 
 
 def repeats(strategy: Strategy, mesh: Mesh) -> int:
-    """How many devices do the same work: the product of the axes that are on no factor."""
+    """Number of devices that do the same work: the product of the axes assigned to no factor."""
     pairs = zip(strategy.choices, mesh.sizes, strict=True)
     return math.prod(size for choice, size in pairs if choice.kind != "factor")
 
 
 def copies(layout: Layout, mesh: Mesh) -> int:
-    """How many devices hold the same part."""
+    """Number of devices that hold the same part."""
     pairs = zip(layout.placements, mesh.sizes, strict=True)
     return math.prod(size for placement, size in pairs if not isinstance(placement, Shard))

@@ -1,6 +1,6 @@
-"""A path through the graph along which each operator waits for the one before, forward and backward.
+"""A path through the graph along which each operator waits for the previous one, forward and backward.
 
-No schedule runs two tasks of it at once, whatever else it overlaps: what they take together is a bound on the step.
+No schedule runs two of its tasks at once, whatever else it overlaps: their total time is a lower bound on the step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from autoshard.units import EXACT
 
 @dataclass(frozen=True)
 class DependencyPath:
-    """`ops` in order; `reads[op]`: the tensor that it has of the op before. `needed`: the operators that the loss
-    depends on, all where there is none; `grows`: those of them that have a backward."""
+    """`ops` in order; `reads[op]`: the tensor that it reads of the previous op. `needed`: the operators that the loss
+    depends on, all if there is none; `grows`: those of them that have a backward."""
 
     ops: tuple[str, ...]
     reads: dict[str, str]
@@ -29,7 +29,7 @@ class DependencyPath:
 
 
 def longest(graph: Graph, seconds: Mapping[str, float]) -> DependencyPath:
-    """The path to the loss whose operators take longest, all with gradients; to any output where there is no loss.
+    """The path to the loss whose operators take longest, all with gradients; to any output if there is no loss.
 
     Equal layers have equal lengths: whole numbers of ticks (EXACT seconds), without rounding."""
     needed = _ancestors(graph)

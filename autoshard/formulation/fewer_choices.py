@@ -1,4 +1,4 @@
-"""A formulation with fewer choices: what pins, forbidden choices and "why not" all come down to."""
+"""A formulation with fewer choices, by which pins, forbidden choices and "why not" are implemented."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Keep = Mapping[int, Sequence[int]]  # node -> the choices that stay, in order
 
 
 def narrowed(formulation: Formulation, keep: Keep, taken: Keep | None = None) -> Formulation:
-    """Only the choices `keep[node]` of the nodes it names; of value v, only the target layouts `taken[v]`.
+    """Restricts nodes to the choices `keep[node]`, and value v to the target layouts `taken[v]`; others keep all.
 
-    What is equal and loses the same choices goes on sharing arrays, so that repeated layers stay repeated.
+    Equal arrays that lose the same choices stay shared, so that repeated layers stay repeated.
     """
     shared = _Shared()
     problem = replace(
@@ -37,7 +37,7 @@ def narrowed(formulation: Formulation, keep: Keep, taken: Keep | None = None) ->
 
 
 class _Shared:
-    """Arrays and tuples cut down, each once."""
+    """Restricted arrays and tuples, each made once."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, tuple[int, ...]], Any] = {}
@@ -66,7 +66,7 @@ class _Shared:
         return changed(value, source=cut(value.producer, value.source), targets=targets)
 
     def _closed(self, seconds: Floats, taken: Sequence[int]) -> Floats:
-        """Every target but `taken` forbidden."""
+        """`seconds` with every target but `taken` forbidden."""
         open_ = np.isin(np.arange(seconds.shape[1]), taken)
         return self._once(seconds, (-1, *taken), lambda: np.where(open_, seconds, np.inf))
 

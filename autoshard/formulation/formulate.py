@@ -1,13 +1,13 @@
-"""Graph + strategies + costs -> Problem: which node and which value of the problem stands for what of the graph.
+"""Graph + strategies + costs -> Problem: what each node and value of the problem represents in the graph.
 
 Nodes, in this order: inputs, parameters, buffers, ops, sinks. A sink is a demand at the end of the step: the loss must
-be whole or partial (its seed gradient is 1 either way), an output must not be partial, a buffer's new value must lie as
-the buffer is stored.
+be whole or partial (its seed gradient is 1 either way), an output must not be partial, a buffer's new value must have
+the layout in which the buffer is stored.
 
 Times: op i runs forward at i and backward at 2 * ops - 1 - i.
 
-Of a step of several micro-batches the problem is the mean one: what runs once a step, the sums of gradients that wait
-for its end and the optimizer, is paid by each to an equal part.
+For a step of several micro-batches the problem is the mean one: what runs once a step (sums of gradients that wait for
+its end, and the optimizer) is divided equally among them.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Allowed = Callable[[Op, Strategy], bool]
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a node of the problem stands for: `kind` is input, parameter, buffer, op or sink; `name` the tensor or op.
+    """Meaning of a node of the problem: `kind` is input, parameter, buffer, op or sink; `name` the tensor or op.
 
-    `strategies` of an op, or the storage `layouts` of a tensor; a sink has layouts too.
+    It has `strategies` for an op, or storage `layouts` for a tensor; a sink has layouts too.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class ValueSite:
-    """The tensor behind a value of the problem, with the layouts that its source and target indices mean."""
+    """The tensor of a value of the problem, with the layouts that its source and target indices refer to."""
 
     tensor: str
     sources: tuple[Layout, ...]
@@ -67,8 +67,8 @@ class ValueSite:
 
 @dataclass(frozen=True, eq=False)
 class Formulation:
-    """The problem and its meaning: `sites[n]` is node n, `values[v]` is value v. `ways` that were priced, by the facts
-    of a tensor, sources and targets: who goes on from them takes them out."""
+    """The problem and its meaning: `sites[n]` is node n, `values[v]` is value v. `ways`: priced redistributions, by the
+    facts of a tensor, sources and targets; whoever continues from them takes them out."""
 
     context: PlanningContext
     problem: Problem
@@ -89,17 +89,17 @@ class Formulation:
         return self.context.hardware
 
     def within(self, capacity_bytes: float = math.inf) -> Formulation:
-        """The same problem with so much memory on each device."""
+        """Copy of the problem with this memory capacity on each device."""
         return replace(self, problem=replace(self.problem, capacity_bytes=capacity_bytes))
 
 
 def formulate(
     context: PlanningContext, allowed: Allowed | None = None, *, capacity_bytes: float = math.inf
 ) -> Formulation:
-    """The strategy-selection problem. `allowed` keeps the strategies it accepts (pins, styles).
+    """The strategy-selection problem. `allowed` filters strategies (pins, styles).
 
-    What repeats is made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`, and
-    equal nodes and values their arrays, by which a solver sees what repeats.
+    Repeated parts are made once: equal operators share an `OperatorKind`, equal layouts at an end of a value an `End`,
+    and equal nodes and values their arrays, by which a solver detects repetition.
     """
     graph, kinds = context.graph, _kinds(context, allowed)
     sites, ends = _Sites(graph, context.mesh, kinds).made()
@@ -113,7 +113,7 @@ def formulate(
 
 
 def sites_of(context: PlanningContext, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Site]:
-    """The sites of `wanted` (kind, name), as `formulate` without prices would offer their choices."""
+    """Sites of `wanted` (kind, name), with the choices that `formulate` would offer without prices."""
     names = {name for kind, name in wanted if kind == "op"}
     reading = {name for kind, name in wanted if kind in STORED}
     ops = [op for op in context.graph.ops if op.name in names or not reading.isdisjoint(op.operands)]
@@ -141,7 +141,7 @@ class End:
 
 
 class OperatorKind:
-    """What all equal operators share: strategies, and an end for every operand (None where absent) and result."""
+    """Data shared by all equal operators: strategies, and an end for every operand (None if absent) and result."""
 
     def __init__(self, strategies: tuple[Strategy, ...], op: Op) -> None:
         self.strategies = strategies
@@ -161,7 +161,7 @@ def _present(layout: Layout | None) -> Layout:
 def _kinds(
     context: PlanningContext, allowed: Allowed | None, ops: Iterable[Op] | None = None
 ) -> dict[str, OperatorKind]:
-    """Op name -> its kind, of all operators or of `ops`. `allowed` may tell equal operators apart."""
+    """Op name -> its kind, for all operators or for `ops`. `allowed` may distinguish equal operators."""
     graph, mesh, hosts = context.graph, context.mesh, HostChoices(context)
     granularities = rules.granularities(graph, mesh)
     offered: dict[object, tuple[Strategy, ...]] = {}
@@ -188,7 +188,7 @@ def _kinds(
 
 
 def _consistent(op: Op, strategy: Strategy) -> bool:
-    """An op that reads one tensor twice must need it in one layout."""
+    """True if an op that reads one tensor twice needs it in one layout."""
     first: dict[str, Layout | None] = {}
     return all(
         operand is None or first.setdefault(operand, layout) == layout
@@ -219,7 +219,7 @@ class _Sites:
         return self.sites, self.ends
 
     def store_all(self, names: Collection[str] | None = None) -> None:
-        """Inputs, parameters and buffers: all, or of these names."""
+        """Adds inputs, parameters and buffers: all, or those of these names."""
         graph = self.graph
         stored = [("input", name, input_layouts) for name in graph.inputs]
         stored += [("parameter", parameter.tensor, storage_layouts) for parameter in graph.parameters]
@@ -235,7 +235,7 @@ class _Sites:
     def store(
         self, kind: str, name: str, layouts: Callable[[Tensor, Iterable[Layout], Mesh], tuple[Layout, ...]]
     ) -> None:
-        """The end of a stored tensor, from what its consumers ask for."""
+        """Adds the end of a stored tensor, with the layouts that its consumers need."""
         tensor = self.graph.tensor(name)
         uses = {id(end): end for op, position in self.graph.consumers[name] if (end := self.end_of(op, position))}
         key = (kind, tensor.shape, tuple(uses))
@@ -248,7 +248,7 @@ class _Sites:
         return self.kinds[op.name].operands[position]
 
     def sink_layouts(self, name: str) -> tuple[Layout, ...]:
-        """The layouts an output may be left in: what its producer offers, without what the end of a step can't take."""
+        """Layouts of an output: those that its producer offers, without those not allowed at the end of a step."""
         tensor = self.graph.tensor(name)
         producer = self.graph.producers.get(name)
         if producer is None:
@@ -269,7 +269,7 @@ class _Sites:
 
 @dataclass(frozen=True, eq=False)
 class _Demand:
-    """A tensor with its producer node and end, and its consumer nodes with theirs."""
+    """A tensor with its producer's node and end, and its consumers' nodes and ends."""
 
     tensor: str
     producer: int
@@ -313,7 +313,7 @@ def _demands(
 
 
 class Pricer:
-    """Seconds and bytes of nodes and values, remembered by content so that repeated layers are priced once."""
+    """Seconds and bytes of nodes and values, cached by content so that repeated layers are priced once."""
 
     def __init__(self, context: PlanningContext) -> None:
         self.graph, self.mesh, self.hardware = graph, *_ = context.graph, context.mesh, context.hardware
@@ -427,7 +427,7 @@ class Pricer:
         return self._bytes[key]
 
     def _all_pairs(self, tensor: Tensor, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
-        """Between the memories of devices and hosts nothing moves but rows: a table stays where it is."""
+        """Seconds of all redistributions. Between device and host memory only rows move: a table stays where it is."""
         terms = costs.moving_terms(self.hardware, self.mesh, self.graph, tensor, self.all_to_all)
         if len(sources) * len(targets) <= redistribute.FEW:
             seconds = redistribute.all_pairs(sources, targets, terms)
@@ -451,7 +451,7 @@ class Pricer:
         return self._pairs[key]
 
     def _interval(self, demand: _Demand, consumer: Site) -> tuple[int, int]:
-        """From the producer's forward to the consumer's backward if autograd keeps the operand, else to its forward."""
+        """From the producer's forward to the consumer's backward if autograd keeps the operand, else its forward."""
         if consumer.kind != "op":
             return (0, 0)
         op = self.graph.by_op[consumer.name]
@@ -466,7 +466,7 @@ class Pricer:
 
 @dataclass(frozen=True, eq=False)
 class _Moves:
-    """What equal values share: the distinct targets, the target of each choice of each consumer, seconds and bytes."""
+    """Data shared by equal values: distinct targets, the target of each choice of each consumer, seconds and bytes."""
 
     targets: tuple[Layout, ...]
     needed: tuple[Integers, ...]
@@ -475,13 +475,13 @@ class _Moves:
 
 
 def _beside_storage(sizes: Floats, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
-    """What a use of a weight takes at least beside what is stored: nothing where it may be stored as it is used."""
+    """Least bytes of a weight's use in addition to its storage: none if it may be stored as it is used."""
     stored = {as_stored(source) for source in sources}
     return np.where([as_stored(target) in stored for target in targets], 0.0, sizes)
 
 
 def _late(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
-    """The gradient of a weight that is cast is best left partial until it is reduced with others, after backward."""
+    """Penalty that favours leaving a cast weight's gradient partial until it is reduced with others, after backward."""
     pairs = [[zip(source.placements, target.placements, strict=True) for target in targets] for source in sources]
     partial = [[sum(pair == (REPLICATE, REPLICATE_PARTIAL) for pair in cell) for cell in row] for row in pairs]
     return 2 * TIE_SECONDS * np.array(partial, dtype=float)
@@ -492,5 +492,5 @@ def _ties(strategy: Strategy) -> float:
 
 
 def _tie(sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> Floats:
-    """Free where the layouts are the same, forbidden elsewhere."""
+    """Zero where the layouts are the same, infinite (forbidden) elsewhere."""
     return np.array([[0.0 if source == target else np.inf for target in targets] for source in sources])

@@ -1,7 +1,6 @@
-"""A formulation as bytes, and back: JSON, then the arrays one after the other.
+"""Serialisation of a formulation to bytes, and back: JSON, then the arrays one after the other.
 
-What is one object before is one object after: solvers see by that what repeats. Graph, mesh, profile and capacity are
-not in it.
+One object stays one object, by which solvers detect repetition. Graph, mesh, profile and capacity are not included.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _KINDS = ("<f8", "<i8")
 
 
 class _Numbered(Generic[T]):
-    """Objects in the order of their first mention, by identity; each is held, so that no other takes its place."""
+    """Objects numbered by first mention, by identity; each is held, so that no other reuses its address."""
 
     def __init__(self) -> None:
         self.items: list[T] = []
@@ -39,7 +38,7 @@ class _Numbered(Generic[T]):
 
 
 class _Words(Generic[T]):
-    """The texts of equal objects, each once. ValueError for one that its text does not give back."""
+    """Texts of equal objects, each once. Raises ValueError for one that can't be parsed back from its text."""
 
     def __init__(self, kind: Any) -> None:
         self.kind = kind
@@ -57,7 +56,7 @@ class _Words(Generic[T]):
 
 
 def dumps(formulation: Formulation) -> bytes:
-    """ValueError where something in it can't be said."""
+    """The formulation as bytes. Raises ValueError if something in it can't be expressed."""
     problem = formulation.problem
     arrays: _Numbered[np.ndarray[Any, Any]] = _Numbered()
     ends: _Numbered[tuple[Layout, ...]] = _Numbered()
@@ -91,7 +90,7 @@ def dumps(formulation: Formulation) -> bytes:
 
 
 def _order(array: np.ndarray[Any, Any]) -> tuple[int, str]:
-    """Its type, a place in _KINDS, and how it lies in memory: sums are rounded in that order."""
+    """Type of an array, a position in _KINDS, and its memory order: sums are rounded in that order."""
     kind = array.dtype.newbyteorder("<").str
     if kind not in _KINDS:
         raise ValueError(f"an array of {array.dtype}")
@@ -99,7 +98,7 @@ def _order(array: np.ndarray[Any, Any]) -> tuple[int, str]:
 
 
 def loads(content: bytes, context: PlanningContext) -> Formulation:
-    """ValueError where it is not what `dumps` writes."""
+    """The formulation of these bytes. Raises ValueError if `dumps` did not write them."""
     try:
         return _read(content, context)
     except (KeyError, IndexError, TypeError, AttributeError) as error:

@@ -12,7 +12,7 @@ from autoshard.rules.host_tables import TABLE
 
 
 class HostChoices:
-    """What look-ups in the tables `on_host` of a context may also do there."""
+    """Additional choices of look-ups in the tables `on_host` of a context: on the host."""
 
     def __init__(self, context: PlanningContext) -> None:
         self.graph, self.mesh, self.hardware = context.graph, context.mesh, context.hardware
@@ -22,7 +22,7 @@ class HostChoices:
         return bool(op.operands) and op.operands[TABLE] in self.tables
 
     def strategies(self, op: Op, every: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-        """Those whose part of the table fits the host."""
+        """Strategies whose part of the table fits the host."""
         return tuple(s for s in rules.host_strategies(self.graph, op, every) if self._fits(op, s.operands[TABLE]))
 
     def _fits(self, op: Op, layout: Layout | None) -> bool:

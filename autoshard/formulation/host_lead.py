@@ -1,15 +1,15 @@
-"""One more resource of a step: the host, and from a certain operator on what the program runs in a row.
+"""One more resource of a step: the host, followed from some operator on by the program's serial row.
 
 The device runs nothing before the host has issued it. So up to an operator k of the forward all tasks are issued one
-after the other, and what stands in a row from k on runs after that: with h_i the seconds in which the host issues what
-is before operator i, and r_i those that i and what is moved behind it take in a row,
+after the other, and the serial tasks from k on run after that: with h_i the seconds in which the host issues what is
+before operator i, and r_i those that i and its redistributions take serially,
 
     sum over i < k of h_i + sum over i >= k of r_i
 
-is a bound on the forward for every k, and the same of backward, in which the operators come in reverse, behind the
-host's forward; there with computations that are slower beside the gradients which a link carries after k, where this is
-more (`slowed_rows`). The optimizer, which surely takes time, comes last. Where a way lies between operators on both
-sides of k, it counts on neither.
+is a bound on the forward for every k. The same holds for backward, in which the operators come in reverse, after the
+host's forward; there with computations slowed by the gradients which a link carries after k, if this is more
+(`slowed_rows`). The optimizer, which surely takes time, comes last. A redistribution between operators on both sides of
+k counts on neither.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from autoshard.ir.problem import Floats, Integers
 
 @dataclass(frozen=True)
 class Turn:
-    """The host until operator `forward` of the graph's order, and in backward until all from operator `backward` on
-    are issued, and from there on the row `late` of the resources."""
+    """The host until operator `forward` of the graph's order, and in backward until all from operator `backward` on are
+    issued; from there on the row `late` of the resources."""
 
     forward: int
     backward: int
@@ -37,7 +37,7 @@ class Turn:
 
 
 def with_leads(resources: StepResources, formulation: Formulation, plans: Sequence[Sequence[int]]) -> StepResources:
-    """`resources` and one more for each of the `plans`, with the turn that is most for it; the same where no optimizer
+    """`resources` and one more for each of the `plans`, with the turn that maximises it; unchanged if no optimizer
     surely ends the step."""
     return _Leads(resources, formulation).extended(plans)
 
@@ -68,7 +68,7 @@ class _Leads:
         return resources
 
     def updated(self) -> bool:
-        """Whether some parameter's update surely takes time."""
+        """Does some parameter's update surely take time?"""
         pairs = zip(self.formulation.sites, self.resources.problem.nodes, strict=True)
         return self.formulation.graph.loss is not None and any(
             site.kind == "parameter" and bool((node.seconds > 0).all()) for site, node in pairs
@@ -79,7 +79,7 @@ class _Leads:
         return self.at[entry.producer], self.at[entry.consumers[position]]
 
     def turn(self, choice: Sequence[int]) -> Turn:
-        """The turns that make the most of a plan."""
+        """Turn that maximises the bound for a plan."""
         length = len(self.issued)
         host, row, host_back = (np.zeros(length) for _ in range(3))
         host += self.dispatch_seconds * self.issued
@@ -103,8 +103,8 @@ class _Leads:
         return Turn(_most(host, row)[0], turns[most][0], self.late[most])
 
     def rows(self, turns: Sequence[Turn], first: int | None, last: int | None) -> Integers:
-        """All rows, and one for each turn in both phases; equal ones are one object. `first`: the operator that what
-        takes these seconds comes after or is; `last`: that it comes before or is; None where it is none."""
+        """All rows, and one for each turn in both phases; equal ones are one object. The seconds come at or after
+        operator `first`, and at or before operator `last`; None if there is no such operator."""
         before = tuple(last is not None and last < turn.forward for turn in turns)
         after = tuple(first is not None and first >= turn.forward for turn in turns)
         early = tuple(first is not None and first >= turn.backward for turn in turns)
@@ -129,6 +129,6 @@ class _Leads:
 
 
 def _most(before: Floats, after: Floats) -> tuple[int, float]:
-    """The k for which the sum of `before` up to k and of `after` from k on is largest, and that sum."""
+    """The k that maximises the sum of `before` up to k and of `after` from k on, and that sum."""
     sums = np.append(0.0, np.cumsum(before)) + np.append(np.cumsum(after[::-1])[::-1], 0.0)
     return int(np.argmax(sums)), float(sums.max())

@@ -1,7 +1,7 @@
 """Gathers of one weight over one axis after the other, which may run as one over all of these (`weight_way`).
 
-Each alone may be cheaper, of a small weight; together with those of others the one gather may take less than the bytes
-of both, or another link. So on each row counts the least of what they take apart and as one.
+Separate gathers of a small weight may be cheaper; together with those of others the joint one may take less than the
+bytes of both, or use another link. So each row counts the minimum of separate and joint.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def joined_less(
     rate: Callable[[Axes, str], float],
     rows: Callable[[Axes], Sequence[int]],
 ) -> dict[int, Floats]:
-    """Row -> [source, target]: seconds that `parts` has too much of a phase, GATHER or SCATTER. `sizes`: the same ways
-    in bytes. `rate`: seconds a byte of a collective; `rows`: those that one over these axes counts in."""
+    """Row -> [source, target]: excess seconds of `parts` in a phase, GATHER or SCATTER. `sizes`: these redistributions
+    in bytes. `rate`: seconds per byte of a collective; `rows`: those that one over these axes counts in."""
     groups = [axes for other, axes in parts.seconds if other == phase and axes]
     if len(groups) < 2:
         return {}

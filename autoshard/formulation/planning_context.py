@@ -1,4 +1,4 @@
-"""What a strategy-selection problem is made from, and what a plan was made from."""
+"""Inputs of a strategy-selection problem, and of a plan."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from autoshard.ir.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class PlanningContext:
-    """A graph on a mesh of devices. Without `all_to_all` no redistribution exchanges anything, nor does a variant.
-    `micro_batches`: of a step, each as large as the batch of `graph`. `on_host`: the tables (tensors) that may lie in
-    the memory of the hosts, too."""
+    """A graph on a mesh of devices. Without `all_to_all` no redistribution or variant uses it. `micro_batches`: of a
+    step, each as large as the batch of `graph`. `on_host`: the tables (tensors) that may lie in host memory, too."""
 
     graph: Graph
     mesh: Mesh
@@ -25,10 +24,10 @@ class PlanningContext:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """All but the graph, to be compared."""
+        """All but the graph, for comparison."""
         return self.mesh, self.hardware, self.all_to_all, self.micro_batches, self.on_host
 
 
 def context_of(plan: Plan, graph: Graph, hardware: Hardware) -> PlanningContext:
-    """That of the problem which `plan` solves, without tables in the memory of the hosts."""
+    """Context of the problem that `plan` solves, without tables in host memory."""
     return PlanningContext(graph, plan.mesh, hardware, plan.search.all_to_all, plan.step.micro_batches)

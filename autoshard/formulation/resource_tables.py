@@ -1,4 +1,4 @@
-"""The seconds that each choice of a node, and each way of a value, occupies every resource of a step.
+"""Seconds that each choice of a node, and each redistribution of a value, occupies every resource of a step.
 
 Rows of all arrays: the resources of the forward, then those of the backward; see `step_resources`.
 """
@@ -56,8 +56,8 @@ Locals = tuple[tuple[LocalTensor | None, ...], tuple[LocalTensor, ...]]
 
 
 class ResourceTables:
-    """Made once for each distinct operator, parameter and value. `in_order`: see IN_ORDER. `fused`: the plan says which
-    collectives go together."""
+    """Tables made once for each distinct operator, parameter and value. `in_order`: see IN_ORDER. `fused`: the plan
+    says which collectives go together."""
 
     def __init__(self, formulation: Formulation, in_order: bool, fused: bool = False) -> None:
         self.formulation, self.in_order = formulation, in_order
@@ -93,8 +93,8 @@ class ResourceTables:
         return table
 
     def _issued(self) -> tuple[int, int]:
-        """How many operators the host issues, forward and backward, before something that surely takes time on the
-        device: a step ends with the last such task, whatever views the host issues after it."""
+        """Number of operators that the host issues, forward and backward, before the last task that surely takes time
+        on the device: a step ends with that task, whatever views the host issues after it."""
         ops = [(n, site.name) for n, site in enumerate(self.formulation.sites) if site.kind == "op"]
         nodes = {name: self.node(n)[:, np.isfinite(self.formulation.problem.nodes[n].seconds)] for n, name in ops}
         names = [op.name for op in self.graph.ops if op.name in self.path.needed]
@@ -115,7 +115,7 @@ class ResourceTables:
         return self.known[key]
 
     def _rows(self, axes: Axes, backward: bool) -> list[int]:
-        """The rows that a task over `axes` counts in, a local pass where there are none."""
+        """Rows that a task over `axes` counts in; without axes, those of a local pass."""
         rows = [_FIXED.index(COMPUTE)] if not axes else [
             len(_FIXED) + i for i, held in enumerate(self.groups.values()) if axes in held
         ]  # fmt: skip
@@ -131,7 +131,7 @@ class ResourceTables:
     # --- nodes ---
 
     def node(self, n: int) -> Floats:
-        """(2 R, choices) of a node."""
+        """Table of a node, (2 R, choices)."""
         node, site = self.formulation.problem.nodes[n], self.formulation.sites[n]
         if site.kind == "parameter":
             return self._once(("parameter", id(node.seconds)), lambda: self._stored(node.seconds))
@@ -143,7 +143,7 @@ class ResourceTables:
         return self._once(key, lambda: self._operator(self.graph.by_op[site.name], site.strategies, *facts))
 
     def _stored(self, seconds: Floats) -> Floats:
-        """The optimizer comes after everything else."""
+        """Table of a stored tensor: the optimizer, which comes after everything else."""
         table = np.zeros((2 * self.count, len(seconds)))
         table[self.count :] = np.where(np.isinf(seconds), 0.0, seconds)
         table[self._hidden(True)] *= self.slowdown  # for no link is busy meanwhile
@@ -162,7 +162,7 @@ class ResourceTables:
         return table
 
     def _on_host(self, op: Op, strategy: Strategy, locals_: Locals, on_path: bool) -> Floats:
-        """The device waits for its host, which issues nothing meanwhile but for what it sends up."""
+        """Table of an operator on the host: the device waits; meanwhile the host issues only its transfers up."""
         table = np.zeros(2 * self.count)
         phases = host_tasks(self.hardware, self.graph, op, *locals_, strategy.variant)
         for backward, tasks in enumerate(phases):
@@ -215,7 +215,7 @@ class ResourceTables:
         return site.kind == "op" and self.path.reads.get(site.name) == self.formulation.values[v].tensor
 
     def part(self, v: int, position: int) -> Floats:
-        """(2 R, sources, targets): what one reader of a value pays."""
+        """(2 R, sources, targets): seconds that one reader of a value pays."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
         consumer = self.formulation.sites[value.consumers[position]]
         facts = (
@@ -229,7 +229,7 @@ class ResourceTables:
         return self._once(key, lambda: self._part(v, *facts, beside))
 
     def whole(self, v: int) -> Floats:
-        """(2 R, sources, targets): a way as it probably runs."""
+        """(2 R, sources, targets): a redistribution as it probably runs."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
         regathered = any(self.again.made(site.tensor, consumer) for consumer in value.consumers)
         beside = self._beside(v)
@@ -237,8 +237,8 @@ class ResourceTables:
         return self._once(key, lambda: self._whole(v, regathered, beside))
 
     def _beside(self, v: int) -> Floats:
-        """(targets,): the most seconds of a weight product beside which the gradient of what a target holds is summed,
-        as `program.early_reductions` has it: any linear that reads it may be the one."""
+        """(targets,): the most seconds of a weight product that hides the sum of the gradient of a target's tensor, as
+        in `program.early_reductions`: any linear that reads it may be the one."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
         table = np.zeros(len(site.targets))
         for consumer, targets in zip(value.consumers, value.targets, strict=True):
@@ -249,7 +249,7 @@ class ResourceTables:
         return table
 
     def _weight_products(self, op: Op, strategies: Sequence[Strategy]) -> Floats:
-        """(choices,): the seconds of a linear's gradients of weight and bias."""
+        """(choices,): seconds of a linear's gradients of weight and bias."""
 
         def product(strategy: Strategy) -> float:
             plain = not (strategy.variant or strategy.host)
@@ -289,8 +289,8 @@ class ResourceTables:
         return table
 
     def _weight_part(self, table: Floats, v: int, count: int, regathered: bool) -> Floats:
-        """A weight's collectives may go together with those of others, ahead of their use or beside backward: the links
-        carry their bytes, and that is all that is certain. `regathered`: as one of a block."""
+        """Certain seconds of a weight's collectives: the links carry their bytes. Nothing else is certain, as they may
+        go together with others', ahead of their use or during backward. `regathered`: as one of a block."""
         parameter = self.formulation.values[v].tensor in self.parameters
         parts = self.ways.rates(v)
         for (phase, axes), seconds in parts.seconds.items():
@@ -319,14 +319,14 @@ class ResourceTables:
         return joined_less(parts, sizes, phase, self.formulation.values[v].sources, rate, rows)
 
     def _alike(self, v: int) -> Hashable:
-        """All that the tables of a weight's way depend on."""
+        """Key of all that the tables of a weight's redistribution depend on."""
         site = self.formulation.values[v]
         facts = costs.moving_facts(self.graph, self.graph.tensor(site.tensor))
         group = self.together.get(site.tensor, 0), site.tensor in self.parameters
         return facts, id(site.sources), id(site.targets), group
 
     def _tasks(self, v: int) -> WeightTasks:
-        """What a weight's collectives take besides: nothing is known of it where a step is several micro-batches."""
+        """Other costs of a weight's collectives: nothing of them is known if a step has several micro-batches."""
         if (key := self._alike(v)) not in self.tasks:
             self.tasks[key] = self._worked_out(v)
         return self.tasks[key]
@@ -343,14 +343,14 @@ class ResourceTables:
         return weight_tasks(parts, self.ways.rates(v), copies, site.sources, stored=site.tensor in self.parameters)
 
     def _add_tasks(self, table: Floats, v: int, count: int) -> None:
-        """But for what the backward makes again, see `_again`."""
+        """Adds the tasks of a weight, except for those that the backward repeats, see `_again`."""
         tasks = self._tasks(v)
         for backward, phase in enumerate((FORWARD, BACKWARD)):
             table[self._row(HOST, bool(backward))] += self.dispatch_seconds * tasks.issued[phase] / count
             table[self._row(IN_ROW, bool(backward))] += tasks.seconds[phase] / count
 
     def _again(self, v: int) -> dict[int, Floats]:
-        """Row -> (sources, targets): the seconds of gathering a weight once more."""
+        """Row -> (sources, targets): seconds of gathering a weight once more."""
         if (key := self._alike(v)) in self.agains:
             return self.agains[key]
         rows = self.agains[key] = {}
@@ -367,8 +367,8 @@ class ResourceTables:
         return rows
 
     def stays_whole(self, *, cast: bool = False) -> Floats:
-        """(2 R,): the most that the block which is not gathered again, whichever it is, was counted with. `cast`: of
-        weights alone that are cast before."""
+        """(2 R,): the most counted for the block that is not gathered again, whichever it is. `cast`: for weights alone
+        that are cast before."""
         by_block: dict[str, Floats] = {}
         for v, value in enumerate(self.formulation.problem.values):
             block = self.again.block(v, 0) if len(value.consumers) == 1 else ""
@@ -404,8 +404,8 @@ class ResourceTables:
         return table
 
     def _add_together(self, table: Floats, v: int, parts: PathParts, regathered: bool) -> None:
-        """What weights take less whose way is one gather: it goes with those of others, beside all else. A small one in
-        a bucket of its own would wait for large ones instead."""
+        """Deducts what weights with a single gather save: it goes together with those of others, in parallel to all
+        else. A small one in a separate bucket would wait for large ones instead."""
         rates = self.ways.rates(v).seconds
         gathers = [axes for phase, axes in parts.seconds if phase == GATHER]
         collectives = sum(
@@ -423,7 +423,7 @@ class ResourceTables:
                 table[self._row(IN_ROW, backward)] += EXPOSED[phase] * joint - alone + copied
 
     def _copied(self, v: int, parts: PathParts, axes: Axes, *, gradient: bool) -> Floats:
-        """(sources, 1): the seconds of copying a weight out of what was gathered, or its gradient into what is sent."""
+        """(sources, 1): seconds of copying a weight out of what was gathered, or its gradient into what is sent."""
         name = self.formulation.values[v].tensor
         dtype = gradient_dtype(self.graph, name) if gradient else self.graph.tensor(name).dtype
         devices = math.prod(self.mesh.sizes[axis] for axis in axes)
@@ -434,7 +434,7 @@ class ResourceTables:
         return np.zeros((2 * self.count, *self.formulation.problem.values[v].seconds.shape))
 
     def _add_buckets(self, table: Floats, v: int, parts: PathParts, count: int) -> None:
-        """Gradients that stay partial until a bucket reduces them, at the rate of large messages."""
+        """Adds gradients that stay partial until a bucket reduces them, at the rate of large messages."""
         tensor = self.graph.tensor(self.formulation.values[v].tensor)
         size = parts.elements.astype(float)[:, None] * (DTYPE_BYTES[tensor.dtype] * self.of_step)
         known = (parts.deferred > 0) & (count == 1)
@@ -444,7 +444,7 @@ class ResourceTables:
                     table[row] += np.where(where & (summed == bits), size * rate / count, 0.0)
 
     def _rates(self, axes: Axes, certain: bool) -> dict[int, float]:
-        """Seconds a byte of an all-reduce over the axes, by row; the least of those over some of them unless it is
+        """Seconds per byte of an all-reduce over the axes, by row; the least of those over some of them, unless it is
         certain that it is over all of them at once."""
         some = [axes] if certain else list(chain.from_iterable(combinations(axes, n) for n in range(1, len(axes) + 1)))
         rates = {over: per_byte_seconds(self.hardware, self.mesh, over, "all_reduce") for over in some}
@@ -459,16 +459,16 @@ class ResourceTables:
 
 
 def _add(table: Floats, rows: Sequence[int], seconds: Floats) -> None:
-    """To each of the rows in place: a list of rows as an index would copy all of them."""
+    """Adds to each of the rows in place: indexing by a list of rows would copy all of them."""
     for row in rows:
         table[row] += seconds
 
 
 def _least_positive(seconds: Floats) -> float:
-    """What is counted of gathering again, at most: the less that is, the less is taken off for one block."""
+    """Cap on the counted seconds of gathering again: the smaller it is, the less is deducted for one block."""
     return float(seconds[seconds > 0].min(initial=np.inf)) if (seconds > 0).any() else 0.0
 
 
 def _through_last(certain: Sequence[bool]) -> int:
-    """How many there are up to the last that is so."""
+    """Number of entries up to the last true one."""
     return max((position + 1 for position, sure in enumerate(certain) if sure), default=0)

@@ -1,16 +1,16 @@
-"""One more resource of a step for each link: the computations, slower beside what that link carries, and in between
-what the program runs in a row.
+"""One more resource of a step for each link: computations, slowed while that link is busy, and in between the serial
+tasks of the program.
 
-While something is communicated, a computation makes 1 / (1 + s) of its way in a second, s the slowdown. So with C its
-seconds alone, L those in which the link is busy and N those in which nothing is computed, of which L can hide no more
-than these, and k = s / (1 + s):
+During communication, a computation progresses by 1 / (1 + s) per second, s the slowdown. So with C its seconds alone, L
+those in which the link is busy and N those in which nothing is computed, of which L can hide no more than these, and k
+= s / (1 + s):
 
     step >= C + N + k (L - N) = (1 - k) (C + N) + k (C + L)
 
-C + N is what runs in a row, but that a collective beside which something is computed (one of a ring, the sum of an
-input's gradient beside its weight product) leaves less idle as that is slower: HIDDEN takes this off. It holds of the
-forward, of the backward, and of what comes after a moment of it, but for weights gathered again ahead of their use:
-HIDDEN takes these off, too.
+C + N is what runs serially, except that a collective overlapped by computation (one of a ring, the sum of an input's
+gradient during its weight product) leaves less idle as that is slower: HIDDEN deducts this. It holds for the forward,
+for the backward, and for what comes after a moment of it, except for weights gathered again ahead of their use: HIDDEN
+deducts these, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOWED = "slowed by "  # and the name of a link or axis
 
 class SlowedRows:
     """`before`: the names of the rows of a phase, as `ResourceTables` makes them. `names`: those of the resources, each
-    in the place of its row, that of a link beside which computations are slower in the place of HIDDEN."""
+    in the position of its row; that of a link that slows computations is in the position of HIDDEN."""
 
     def __init__(self, before: tuple[str, ...], slowdown: float) -> None:
         links = {row: name.removeprefix(HIDDEN) for row, name in enumerate(before) if name.startswith(HIDDEN)}
@@ -41,8 +41,8 @@ class SlowedRows:
         self.made: dict[int, tuple[Floats, Floats]] = {}  # with what its key names
 
     def of(self, table: Floats, *, slowed: bool = True) -> Floats:
-        """Of rows as they are made, forward then backward, those of the resources: in the same memory, for tables of
-        three axes are gigabytes. Without `slowed` those of links stay as they are. Equal arrays stay one object."""
+        """Rows of the resources from those in the table, forward then backward: in the same memory, as tables of three
+        axes are gigabytes. Without `slowed`, links' rows are unchanged. Equal arrays stay one object."""
         if id(table) not in self.made:
             for phase in np.split(table, 2):
                 entries = phase.reshape(len(phase), -1)
@@ -52,7 +52,7 @@ class SlowedRows:
         return self.made[id(table)][0]
 
     def _settle(self, rows: Floats, slowed: bool) -> None:
-        """In place, a piece that stays in the cache."""
+        """Converts rows in place, in pieces that stay in the cache."""
         for row, parts in self.parts.items() if slowed else ():
             rows[row] = sum(part * rows[other] for other, part in parts)
         some = rows if slowed else rows[: min(self.parts, default=len(rows))]  # those of links are the last

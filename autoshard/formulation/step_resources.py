@@ -1,19 +1,19 @@
-"""What a plan occupies of the resources of a step: a bound on how long the simulated step takes.
+"""Occupation of a step's resources by a plan: a lower bound on how long the simulated step takes.
 
-A resource is a set of tasks of which the schedule runs no two at once: the computations of a device; what goes over
-one mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other;
-what the program runs in a row. One more is that with computations as slow as they are beside a link (`slowed_rows`).
+A resource is a set of tasks of which the schedule runs no two at once: the computations of a device; what goes over one
+mesh axis, or over one kind of link; the host, which issues all tasks; a path of operators that wait for each other;
+what the program runs in a row. One more is that with computations slowed as they are by a busy link (`slowed_rows`).
 Backward begins when the loss is there. So with F_x(s) the seconds that the forward of plan s occupies resource x, and
 B_y(s) those of its backward and optimizer on resource y, a step takes at least F_x(s) + B_y(s), for all x and y that
 follow each other, and so at least any mean of these. Each mean is additive over the choices. The host runs ahead: it
 issues the backward while the devices still compute the forward, so its backward follows its own forward alone
 (`follows`).
 
-What is counted is never more than what runs: of a value with several readers each pays an equal part of the way to its
-own layout; what may go together with others, the gathers of weights and the sums of their gradients, counts beside
-everything else at the rate of large messages, and with what is sure of each weight (`weight_tasks`); a weight of a
-block is gathered again for backward, but in the block that is used last, and so that of one block is taken off. Of the
-sum of an input's gradient counts what the weight product of a linear that reads it can't hide.
+Never more is counted than what runs. Each of several readers of a value pays an equal part of the redistribution to its
+layout. Collectives that may go together with others, the gathers of weights and the sums of their gradients, count in
+parallel to all else at the rate of large messages, plus the certain costs of each weight (`weight_tasks`). Weights of a
+block are gathered again for backward, except in the block used last, so one block's are deducted. The sum of an input's
+gradient counts as far as the weight product of a linear that reads it can't hide it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAD = "host, then serial execution"  # see host_lead.py
 
 
 def follows(names: Sequence[str]) -> NDArray[np.bool_]:
-    """[x, y]: whether what the backward occupies y comes after all that the forward occupies x."""
+    """[x, y]: does the backward's use of y come after all of the forward's use of x?"""
     host = np.array([name == HOST for name in names])
     issued = np.array([name in (HOST, LEAD) for name in names])
     after: NDArray[np.bool_] = host[:, None] | ~issued[None, :]
@@ -44,15 +44,15 @@ def follows(names: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def pair_seconds(used: Floats) -> Floats:
-    """[x, y]: the seconds of the forward on x and of the backward on y together, (..., 2 R) -> (..., R, R)."""
+    """[x, y]: seconds of the forward on x plus the backward on y, (..., 2 R) -> (..., R, R)."""
     count = used.shape[-1] // 2
     return used[..., :count, None] + used[..., None, count:]
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One reader of value `value`: what its part of the way occupies, (2 x resources, sources, targets), or rows of it
-    as `StepResources.picked` says."""
+    """One reader of value `value`: its part of the redistribution's occupation, (2 x resources, sources, targets), or
+    the rows of it in `StepResources.picked`."""
 
     value: int
     position: int
@@ -64,12 +64,12 @@ class Reader:
 class StepResources:
     """`names` of the resources, R of them. Arrays begin with the R of the forward, then the R of the backward.
 
-    `constants`: what every plan occupies; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values' ways,
-    and `values[v]`, shape (2 R, sources, targets), is the whole of each way. `spared`: what the constants have less,
-    for the block whose weights are not gathered again; `spared_cast`: of cast weights alone.
+    `constants`: occupied by every plan; `nodes[n]`, shape (2 R, choices); `readers` pay parts of the values'
+    redistributions, and `values[v]`, shape (2 R, sources, targets), is the whole of each. `spared`: deduction from the
+    constants, for the block whose weights are not gathered again; `spared_cast`: for cast weights alone.
 
-    `picked`: where resources are rows of others, of each node, then of each reader, the row of its own array that each
-    of the 2 R resources is, -1 where it occupies nothing; `values` are then of the others alone.
+    `picked`: if resources are rows of others, for each node, then for each reader, the row of its array that is each of
+    the 2 R resources, -1 if it occupies nothing; `values` are then of the others alone.
     """
 
     problem: Problem
@@ -83,11 +83,11 @@ class StepResources:
     picked: tuple[tuple[Integers, ...], tuple[Integers, ...]] | None = None
 
     def longest(self, used: Floats) -> float:
-        """The most that two resources which follow each other are occupied."""
+        """Longest occupation of two resources that follow each other."""
         return float(pair_seconds(used)[follows(self.names)].max())
 
     def least_used(self, choice: Sequence[int]) -> Floats:
-        """Seconds that a plan occupies each resource, at least, shape (2 R,)."""
+        """Lower bound on the seconds that a plan occupies each resource, shape (2 R,)."""
         total = self._of_nodes(choice)
         for reader, rows in zip(self.readers, self._rows(1), strict=True):
             value = self.problem.values[reader.value]
@@ -96,11 +96,11 @@ class StepResources:
         return total
 
     def _rows(self, of_readers: Literal[0, 1]) -> Sequence[Integers | None]:
-        """Of each node or reader what is `picked`; None where that is all, in its order."""
+        """Rows `picked` for each node or reader; None for all rows, in order."""
         return self.picked[of_readers] if self.picked else [None] * len(self.readers if of_readers else self.nodes)
 
     def roughly_used(self, choice: Sequence[int]) -> Floats:
-        """The same as it probably is: each layout that is needed is paid once, whole."""
+        """Probable seconds that a plan occupies each resource: each layout that is needed is paid once, whole."""
         total = self._of_nodes(choice)
         for value, table in zip(self.problem.values, self.values, strict=True):
             targets = {int(t[choice[c]]) for c, t in zip(value.consumers, value.targets, strict=True)}
@@ -117,9 +117,9 @@ class StepResources:
         return total
 
     def bounding(self, weights: Floats) -> Problem:
-        """The problem whose minimum, with `weights @ constants`, is at most the step of any plan.
+        """The problem whose minimum, plus `weights @ constants`, is at most the step of any plan.
 
-        `weights`, of the resources of each phase: of pairs that follow each other, not negative and at most 1 together.
+        `weights`, on the resources of each phase: for pairs that follow each other, not negative and at most 1 in sum.
         Memory is left out. Equal arrays stay one object.
         """
         mean = _Means(weights, self._forbidding)
@@ -146,15 +146,15 @@ class StepResources:
         return frozenset(key for key, seconds in arrays.items() if np.isinf(seconds).any())
 
     def cut_off(self, values: Collection[int]) -> StepResources:
-        """The same, in whose bounds these values, too, are cut off from their readers."""
+        """Copy in whose bounds these values, too, are separated from their readers."""
         if all(reader.hub or reader.value not in values for reader in self.readers):
             return self
         readers = (replace(reader, hub=reader.hub or reader.value in values) for reader in self.readers)
         return replace(self, readers=tuple(readers))
 
     def likely(self, weights: Floats, added: float = 0.0) -> Problem:
-        """The mean of what is roughly used, without the constants: with the structure and the memory of the problem.
-        `added`: the part of it that the problem's own costs are, in which nothing overlaps."""
+        """Problem of the mean of the probable use, without the constants: with the structure and the memory of the
+        problem. `added`: the share in it of the problem's own costs, in which nothing overlaps."""
         mean = _Means((1.0 - added) * weights, self._forbidding, added)
         nodes = zip(self.problem.nodes, self.nodes, strict=True)
         values = zip(self.problem.values, self.values, strict=True)
@@ -166,13 +166,13 @@ class StepResources:
 
 
 def in_a_row(resources: StepResources) -> Floats:
-    """All weight on what the program runs in a row, forward and backward."""
+    """Weights that put all weight on what the program runs in a row, forward and backward."""
     return np.tile(np.array([name == IN_ROW for name in resources.names], float), 2)
 
 
 class _Means:
-    """Arrays of weighted means, each made once; what is forbidden stays so. `forbidding`: the addresses of what forbids
-    something."""
+    """Arrays of weighted means, each made once; forbidden choices stay forbidden. `forbidding`: the addresses of arrays
+    that forbid something."""
 
     def __init__(self, weights: Floats, forbidding: frozenset[int], added: float = 0.0) -> None:
         self.weights, self.forbidding, self.added = weights, forbidding, added
@@ -181,8 +181,8 @@ class _Means:
         self.of_picked: dict[Hashable, tuple[Floats, Integers]] = {}
 
     def of(self, seconds: Floats, allowed: Floats, rows: Integers | None = None) -> Floats:
-        """`allowed`: what is added a part of; infinite where a choice or pair is forbidden. `rows`: those of `seconds`
-        that are weighted, see `StepResources.picked`."""
+        """Weighted mean. `allowed`: the seconds of which a part is added; infinite if a choice or pair is forbidden.
+        `rows`: those of `seconds` that are weighted, see `StepResources.picked`."""
         weights = self.weights if rows is None else self.of_rows(rows, len(seconds))
         key = (id(seconds), id(allowed), weights.tobytes())
         if key not in self.known:
@@ -197,7 +197,7 @@ class _Means:
         return self.known[key][0]
 
     def of_rows(self, rows: Integers, count: int) -> Floats:
-        """The weights of the `count` rows that some are picked of."""
+        """Weights of the `count` rows from which `rows` are picked."""
         key = (id(rows), count)
         if key not in self.of_picked:
             there = rows >= 0
@@ -211,7 +211,7 @@ class _Means:
         return self.known[key][0]
 
     def pays(self, pairs: Floats) -> bool:
-        """Whether any of them costs something; `pairs` is one that `of` gave."""
+        """Does any of them cost something? `pairs` is a result of `of`."""
         if id(pairs) not in self.paid:
             self.paid[id(pairs)] = bool(pairs.any())
         return self.paid[id(pairs)]
@@ -221,7 +221,7 @@ class _Means:
 
 
 def _mean(weights: Floats, seconds: Floats) -> Floats:
-    """Most weights are 0, and tables of three axes are gigabytes: a piece at a time, which stays in the cache."""
+    """Weighted mean in pieces that stay in the cache: most weights are 0, and tables of three axes are gigabytes."""
     total, rows = np.zeros(math.prod(seconds.shape[1:])), np.flatnonzero(weights)
     entries, buffer = seconds.reshape(len(seconds), -1), np.empty(min(SLAB, len(total)))
     for low in range(0, len(total), SLAB):
@@ -236,8 +236,8 @@ def _taken(column: Floats, rows: Integers | None) -> Floats:
 
 
 def step_resources(formulation: Formulation, *, in_order: bool = IN_ORDER, fused: bool = False) -> StepResources:
-    """The resources of the steps of all plans. Without `in_order` they bound any schedule, whatever it overlaps.
-    `fused`: the plan says which collectives go together."""
+    """Resources of the steps of all plans. Without `in_order` they bound any schedule, whatever it overlaps. `fused`:
+    the plan says which collectives go together."""
     problem, tables = formulation.problem, ResourceTables(formulation, in_order, fused)
     rows = SlowedRows(tables.names, tables.slowdown)
     nodes = tuple(rows.of(tables.node(n)) for n in range(len(problem.nodes)))

@@ -1,4 +1,4 @@
-"""Where stored tensors may lie: inputs, parameters and buffers, from what the operators that use them ask for."""
+"""Layouts in which inputs, parameters and buffers may be stored, from what the operators that use them need."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from autoshard.rules.algebra.nesting import parts_problem
 
 
 def plain(placement: Placement) -> Placement:
-    """As it may be stored or given out: never partial."""
+    """The placement as it may be stored or returned: never partial."""
     return placement if isinstance(placement, Shard) else REPLICATE
 
 
 def as_stored(layout: Layout) -> Layout:
-    """A partial gradient changes nothing about the value."""
+    """The layout without partial gradients, which change nothing about the value."""
     return Layout(tuple(REPLICATE if placement == REPLICATE_PARTIAL else placement for placement in layout.placements))
 
 
 def input_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
-    """An input or buffer arrives as a consumer wants it: sharded or replicated, never partial."""
+    """Layouts of an input or buffer: those that its consumers need, sharded or replicated, never partial."""
     layouts = {Layout.replicated(mesh): None}
     for layout in wanted:
         layouts.setdefault(Layout(tuple(map(plain, layout.placements))))
@@ -44,11 +44,10 @@ def buffer_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tupl
 
 
 def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tuple[Layout, ...]:
-    """Where a parameter may be kept between steps (its optimizer layout).
+    """Layouts in which a parameter may be kept between steps (its optimizer layout).
 
-    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use asks for; one
-    (blocks, unit) a dim, so that it can be held unflattened, and no device with nothing. On the host it is kept as it
-    is used.
+    The product over axes of `R`, a plain shard of any dim (ZeRO) and every shard that a use needs; one (blocks, unit)
+    per dim, so that it can be held unflattened, and no empty device. On the host it is kept in the layout of its use.
     """
     there = [layout for layout in wanted if layout.host and _storable(tensor, layout, mesh)]
     alphabet: dict[Placement, None] = {REPLICATE: None}
@@ -67,7 +66,7 @@ def storage_layouts(tensor: Tensor, wanted: Iterable[Layout], mesh: Mesh) -> tup
 
 
 def _one_part_a_device(size: int, shard: AxisShard, shards: tuple[AxisShard, ...], mesh: Mesh) -> bool:
-    """Of parts of given lengths, where it is cut so."""
+    """True unless a shard in parts of given lengths does not fit one part per device."""
     if not isinstance(shard.unit, tuple):
         return True
     return not parts_problem(size, mesh.axis_size(shard.axis), shard.unit, len(shards))

@@ -1,5 +1,5 @@
-"""What the ways of values occupy. Values that are alike have the same, and a way is found once, whatever its parts are
-counted in."""
+"""Occupation by the redistributions of values. Equal values share it, and each redistribution is found once, whatever
+unit its parts are counted in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoshard.redistribute.path_costs import Axes, PathCosts, PathParts
 
 
 class ValueRedistributions:
-    """`together`: see `weight_tasks.members`."""
+    """Redistributions of values. `together`: see `weight_tasks.members`."""
 
     def __init__(self, formulation: Formulation, together: Mapping[str, int]) -> None:
         self.formulation, self.together = formulation, together
@@ -26,12 +26,12 @@ class ValueRedistributions:
         return self._counted(v, "seconds", lambda alone: alone)
 
     def rates(self, v: int) -> PathParts:
-        """At the seconds that a collective surely takes; without tasks."""
+        """Redistributions in the seconds that a collective surely takes; without tasks."""
         num = self.together.get(self.formulation.values[v].tensor, 0)
         return self._counted(v, num, lambda alone: self._least(alone, num))
 
     def sizes(self, v: int) -> PathParts:
-        """In bytes in place of seconds; without tasks."""
+        """Redistributions in bytes instead of seconds; without tasks."""
         return self._counted(v, "bytes", lambda alone: _size)
 
     def _counted(self, v: int, name: Hashable, count: Callable[[CollectiveSeconds], CollectiveSeconds]) -> PathParts:
@@ -53,8 +53,8 @@ class ValueRedistributions:
         return self.known[key, name]
 
     def _least(self, alone: CollectiveSeconds, num: int) -> CollectiveSeconds:
-        """What a collective surely takes for so many bytes of a weight, `num` of which go together, 0 where that is not
-        known: their bytes, and a part of what it takes besides, which is as much as the largest's."""
+        """Certain seconds of a collective for these bytes of a weight, `num` of which go together, 0 if that is
+        unknown: those of their bytes, and a part of its other costs, which are as much as the largest's."""
 
         def seconds(axes: Axes, kind: str, size: float) -> float:
             bytes_ = per_byte_seconds(self.hardware, self.mesh, axes, kind) * size

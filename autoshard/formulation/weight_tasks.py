@@ -1,8 +1,8 @@
-"""What the way of a weight surely costs beside the bytes that its collectives move.
+"""Certain costs of a weight's redistribution in addition to the bytes that its collectives move.
 
-A collective of a weight either goes together with those of the other weights of its block, or runs by itself, in a row.
-Together, each weight is copied into or out of what is sent, and the one collective takes longer than its bytes alone by
-at least as much as the largest of its members would: the n weights of a block each pay an n-th of their own.
+A collective of a weight either goes together with those of the other weights of its block, or runs by itself, serially.
+Together, each weight is copied into or out of what is sent, and the joint collective takes longer than its bytes alone
+by at least as much as the largest of its members would: the n weights of a block each pay an n-th of their own.
 
 All blocks but the one that is used last gather their weights again for backward (`GatheredAgain`).
 """
@@ -24,8 +24,8 @@ from autoshard.redistribute.path_costs import AGAIN, BACKWARD, FORWARD, GATHER, 
 
 @dataclass(frozen=True, eq=False)
 class WeightTasks:
-    """Of one weight, each [source, target]: `issued`, tasks of the host, and `seconds` in a row, by phase: FORWARD,
-    BACKWARD, and GATHER for what its backward makes again."""
+    """Tasks of one weight, each [source, target]: `issued`, tasks of the host, and serial `seconds`, by phase: FORWARD,
+    BACKWARD, and GATHER for what its backward gathers again."""
 
     issued: dict[str, Floats]
     seconds: dict[str, Floats]
@@ -34,8 +34,8 @@ class WeightTasks:
 def weight_tasks(
     parts: PathParts, rates: PathParts, copies: dict[str, Floats], sources: Sequence[Layout], stored: bool
 ) -> WeightTasks:
-    """`rates`: the same ways at the seconds that their bytes surely take. `copies`: seconds of copying the whole weight
-    (FORWARD) and its gradient (BACKWARD) once, where it is gathered. `stored`: the sums of its gradient go together."""
+    """Tasks of one weight. `rates`: redistributions in their bytes' certain seconds. `copies`: seconds to copy the
+    whole weight (FORWARD) and its gradient (BACKWARD) once, if gathered. `stored`: its gradient's sums go together."""
     alone = parts.goes_alone(sources)
     groups = [seconds > 0 for (phase, axes), seconds in parts.seconds.items() if phase == FORWARD and axes]
     flat = ~alone & (sum(groups, np.zeros(alone.shape)) == 1)
@@ -52,14 +52,14 @@ def weight_tasks(
 
 
 def _sum(parts: PathParts, phases: Sequence[str]) -> Floats:
-    """Of its collectives over all axes."""
+    """Seconds of its collectives over all axes."""
     terms = (seconds for (phase, axes), seconds in parts.seconds.items() if phase in phases and axes)
     return sum(terms, np.zeros(parts.summed.shape))
 
 
 def members(graph: Graph) -> dict[str, int]:
-    """Weight, and what is cast of it -> how many weights at most go together with it, itself among them. Those alone
-    whose readers stand in one block."""
+    """Weight, or a cast of it -> the most weights that go together with it, itself included. Only for weights whose
+    readers are all in one block."""
     blocks = {tensor: readers for tensor in graph.weights if (readers := _blocks(graph, tensor))}
     stored = {p.tensor for p in graph.parameters}
     counts: dict[str, int] = {}
@@ -71,7 +71,7 @@ def members(graph: Graph) -> dict[str, int]:
 
 
 def _blocks(graph: Graph, tensor: str) -> set[str]:
-    """Of all that read it, or what is cast of it."""
+    """Blocks of all operators that read a tensor, or a cast of it."""
     blocks: set[str] = set()
     for op, _ in graph.consumers[tensor]:
         blocks |= _blocks(graph, op.results[0]) if op.target == CAST else {block_of(op.module)}
@@ -79,8 +79,8 @@ def _blocks(graph: Graph, tensor: str) -> set[str]:
 
 
 class GatheredAgain:
-    """Which weights the backward surely gathers again, and in which block. `needed`: the operators that the loss
-    depends on."""
+    """Weights that the backward surely gathers again, and their block. `needed`: the operators that the loss depends
+    on."""
 
     def __init__(self, formulation: Formulation, needed: frozenset[str]) -> None:
         self.formulation, self.graph, self.needed = formulation, formulation.graph, needed
@@ -89,8 +89,8 @@ class GatheredAgain:
             self.values_of.setdefault(value.tensor, []).append(v)
 
     def made(self, tensor: str, consumer: int) -> bool:
-        """Whether the backward of a reader surely makes anew what was gathered of a weight; of a cast too whose
-        result's readers do: it is made again on the way."""
+        """Does the backward of a reader surely repeat a weight's gather? For a cast, if its result's readers do: it is
+        repeated with them."""
         site = self.formulation.sites[consumer]
         cast = self.graph.by_op[site.name] if site.kind == "op" and tensor in self.graph.weights else None
         if cast is None or cast.target != CAST:
@@ -100,8 +100,8 @@ class GatheredAgain:
         return any(self.made(result, reader) for value in values for reader in value.consumers)
 
     def block(self, v: int, position: int) -> str:
-        """The block of the one reader of a weight, where its backward surely gathers it again but in the block that is
-        used last, whose weights stay whole; "" for other values. A cast on the way is made again with it."""
+        """Block of a weight's only reader, if its backward surely gathers it again, except in the block used last,
+        whose weights stay whole; "" for other values. A cast on the way is repeated with it."""
         value, tensor = self.formulation.problem.values[v], self.formulation.values[v].tensor
         consumer = self.formulation.sites[value.consumers[position]]
         if len(value.consumers) != 1 or consumer.kind != "op" or consumer.name not in self.needed:

@@ -1,1 +1,1 @@
-"""From a user's model to a `Graph`: load, trace, translate, run the passes."""
+"""Conversion of a user's model to a `Graph`: load, trace, translate, run the passes."""

@@ -1,4 +1,4 @@
-"""How a model is called and what it returns, as flat tensors: keywords, nested inputs, ModelOutputs, a loss."""
+"""Calls and results of a model as flat tensors: keywords, nested inputs, ModelOutputs, a loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNUSED = "leave it out of the inputs, or give the loss function an argument of 
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Stands for tensor number `index` of a value."""
+    """Placeholder for tensor number `index` of a value."""
 
     index: int
 
@@ -49,14 +49,14 @@ Form = TensorSlot | FixedValue | Container
 
 @dataclass
 class Taken:
-    """The tensors of a value in order, each once, and what to call them; `left_out` are parts that hold none."""
+    """Tensors of a value in order, each once, and their names; `left_out` are parts that hold none."""
 
     tensors: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def form(self, value: Any, name: str, *, shared: bool = False) -> Form:
-        """The form of `value`. `shared`: a tensor that comes twice is one; objects without a form are left out."""
+        """The form of `value`. `shared`: a tensor that occurs twice is one; objects without a form are left out."""
         if isinstance(value, Tensor):
             known = next((i for i, x in enumerate(self.tensors) if x is value), None) if shared else None
             if known is None:
@@ -88,7 +88,7 @@ def _parts(value: Any) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 def rebuilt(form: Form, tensors: Sequence[Any]) -> Any:
-    """The value that has this form, of other tensors."""
+    """Value with this form, built from other tensors."""
     if isinstance(form, TensorSlot):
         return tensors[form.index]
     if isinstance(form, FixedValue):
@@ -107,7 +107,7 @@ def rebuilt(form: Form, tensors: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `model(*args, **kwargs)` is given, and what the loss function beside it gets after the model's output."""
+    """Arguments of `model(*args, **kwargs)`, and those of the loss function in addition to the model's output."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -121,8 +121,8 @@ LossFunction = Callable[..., Any]
 def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossFunction | None = None) -> Arguments:
     """`inputs`: a tensor, a tuple of positional arguments, or a dict of keyword arguments (a batch).
 
-    Keys of a batch that the forward does not take are the loss function's; where it takes any (`**kwargs`), those that
-    the loss function names and it does not. UsageError for one that neither takes.
+    Keys of a batch that the forward does not take are the loss function's; if the forward takes any (`**kwargs`), those
+    that only the loss function names. Raises UsageError for a key that neither takes.
     """
     target_args = () if targets is None else tuple(targets) if isinstance(targets, tuple | list) else (targets,)
     if loss is None and target_args:
@@ -149,7 +149,7 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
 
 
 def _with_loss(arguments: Arguments, loss: LossFunction | None) -> Arguments:
-    """UsageError where the loss function does not take what it will be called with."""
+    """Checks the loss function's arguments. Raises UsageError if it does not take those of its calls."""
     if loss is None:
         return arguments
     try:
@@ -166,7 +166,7 @@ def _with_loss(arguments: Arguments, loss: LossFunction | None) -> Arguments:
 
 
 def _named(function: Callable[..., Any]) -> list[str]:
-    """The parameters that a function names, in order."""
+    """Names of a function's parameters, in order."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -175,7 +175,7 @@ def _named(function: Callable[..., Any]) -> list[str]:
 
 
 def _keywords(function: Callable[..., Any]) -> set[str] | None:
-    """The names that a function takes by keyword; None where it takes any, or can't be asked."""
+    """Names that a function takes by keyword; None if it takes any, or has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -187,11 +187,11 @@ def _keywords(function: Callable[..., Any]) -> set[str] | None:
 
 @dataclass
 class ModelCall:
-    """One way to call a model, on flat tensors. `returned` and `left_out` are known once it ran.
+    """One way to call a model, on flat tensors. `returned` and `left_out` are known after a run.
 
-    `loss` is called with the model's output, the targets, and the labels by name. `sums`: "never"; "missing", where
-    the model returns no number; or "always" returns the sum of all floating outputs as the loss, for a caller that
-    goes on with them. `order`: where a graph has the tensors among its inputs; () as they come.
+    `loss` is called with the model's output, the targets, and the labels by name. `sums`: "never"; "missing", if the
+    model returns no number; or "always" returns the sum of all floating outputs as the loss, for a caller that
+    continues with the outputs. `order`: positions of the tensors among a graph's inputs; () if unchanged.
     """
 
     form: Form
@@ -204,7 +204,7 @@ class ModelCall:
     order: tuple[int, ...] = ()
 
     def in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors of a call as the graph's inputs."""
+        """The tensors of a call in the order of the graph's inputs."""
         places = self.order or range(len(tensors))
         return [x for _, x in sorted(zip(places, tensors, strict=True), key=lambda pair: pair[0])]
 
@@ -260,7 +260,7 @@ def model_call(
 
 
 def positions_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """What a function calls its positional arguments."""
+    """Names of a function's positional arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -282,15 +282,15 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def own_forward(model: nn.Module) -> Callable[..., Any]:
-    """The forward that the person wrote."""
+    """The forward that the user wrote."""
     forward: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
     return forward
 
 
 def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
-    """All arguments by keyword, in the order of the forward, so that it does not matter how a caller gives them.
+    """All arguments by keyword, in the order of the forward, independent of how a caller passes them.
 
-    Those that are their default are left out. As they are where the forward takes arguments by position only.
+    Those equal to their default are left out. Unchanged if the forward takes arguments by position only.
     """
     signature = inspect.signature(own_forward(model))
     kinds = {p.kind for p in signature.parameters.values()}
@@ -311,11 +311,11 @@ def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
 
 
 def call_by(model: nn.Module, call: ModelCall) -> nn.Module:
-    """In place: `model` is called with the flat tensors of `call`."""
+    """Changes `model` in place: it is then called with the flat tensors of `call`."""
     model.forward = call.forward_of(model)
     return model
 
 
 def all_plain(inputs: Any) -> bool:
-    """Is it what a model takes as it is: a tuple or list of tensors?"""
+    """Does a model take these inputs unchanged: a tuple or list of tensors?"""
     return isinstance(inputs, tuple | list) and all(isinstance(item, torch.Tensor) for item in inputs)

@@ -1,6 +1,6 @@
-"""How a model is called and what it returns, as JSON text in a graph: a plan that was read back is called alike.
+"""Calls and results of a model as JSON text in a graph, so that a plan read from a file is called alike.
 
-Classes stand there by name. They are looked up among what the program has imported; a file brings no code along.
+Classes are stored by name and looked up among imported modules only; a file contains no code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """A constant that JSON does not have, by its text: equal to what has the same."""
+    """A constant that JSON does not have, by its text: equal if the texts are."""
 
     text: str
 
@@ -49,9 +49,9 @@ class Described:
 
 
 def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
-    """Of `model`, just exported with these flat inputs as `program`; "" where its call can't be described by names.
+    """Call record of `model`, just exported with these flat inputs as `program`; "" if names can't describe its call.
 
-    Arguments are those of the model's own forward, by keyword where it takes them so.
+    Arguments are those of the model's own forward, by keyword if it takes them so.
     """
     call: ModelCall | None = getattr(model.forward, "call", None)
     markers = tuple(torch.empty(0, device="meta") for _ in inputs)
@@ -72,7 +72,7 @@ def record(model: nn.Module, inputs: tuple[Any, ...], program: Any) -> str:
 
 
 def _plain_result(program: Any) -> Form | None:
-    """What a model returns that is exported as it is; tensors count as `Graph.outputs` lists them, each once."""
+    """Result form of a model that is exported unwrapped; tensors count as in `Graph.outputs`, each once."""
     (returned,) = next(iter(reversed(program.graph.nodes))).args
     markers: dict[Any, torch.Tensor] = {}
     leaves = [
@@ -98,7 +98,7 @@ def _text_of(form: Form) -> Any:
 
 
 def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
-    """The call of a graph with these inputs. UsageError where the text says nothing, or a class is not imported."""
+    """The call of a graph with these inputs. Raises UsageError if the text has none, or a class is not imported."""
     if not text:
         raise UsageError(f"{where} does not say how its model is called", f"{_AGAIN}: autoshard.plan(model, inputs, …)")
     try:
@@ -114,7 +114,7 @@ def read(text: str, names: tuple[str, ...], where: str) -> ModelCall:
 
 
 def _loss_of(arguments: Any) -> LossFunction:
-    """Stands for the loss function, which the program of the plan holds, and takes what that took."""
+    """Stand-in for the loss function, which the plan's program contains, with the same arguments."""
 
     def loss(output: Any, *targets: Any, **labels: Any) -> Any:
         raise AssertionError("the loss is part of the plan's program")
@@ -141,7 +141,7 @@ def _constant(entry: Any) -> Any:
 
 
 def _class(name: str) -> type:
-    """A container that is imported already. UsageError names the module where it is not."""
+    """An imported container class. Raises UsageError that names the module if it is not imported."""
     module, _, path = name.partition(":")
     container: Any = sys.modules.get(module)
     for part in path.split("."):

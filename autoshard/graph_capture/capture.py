@@ -292,7 +292,7 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
 
 
 def _without_refilled(written: dict[fx.Node, fx.Node], stored: _Stored) -> dict[fx.Node, fx.Node]:
-    """But for buffers that get other sizes, of what no call changes: a cache, which the graph computes in each call."""
+    """Drop caches from `written`: buffers given another size by constants alone, which the graph makes in each call."""
     updates = {}
     for node, value in written.items():
         old, new = node.meta["val"], value.meta["val"]
@@ -305,7 +305,7 @@ def _without_refilled(written: dict[fx.Node, fx.Node], stored: _Stored) -> dict[
 
 
 def _is_constant(value: fx.Node, stored: _Stored, written: Container[fx.Node]) -> bool:
-    """Of buffers that nothing writes and of literals alone, nothing drawn."""
+    """True if `value` comes only from literals and buffers that nothing writes, without random draws."""
     seen, waiting = set(), [value]
     while waiting:
         node = waiting.pop()

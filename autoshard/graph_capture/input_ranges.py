@@ -1,4 +1,4 @@
-"""From where to where the numbers of the example inputs go, where a package's synthetic batches must keep to that.
+"""Ranges of the example inputs' numbers, where a package's synthetic batches must keep to them.
 
 A target of a binary cross entropy is a probability, an index that something is added to has fewer values than the table
 has rows, and other ones in each column where an offset for each column is added. Examples on meta have no values: what
@@ -61,7 +61,7 @@ def _range(graph: Graph, name: str, example: torch.Tensor, calls_of: CallsOf) ->
 
 
 def _starts(graph: Graph, name: str) -> list[int]:
-    """Where the bags of a list of ids begin, all of one length, if the input says it."""
+    """Offsets of equally long bags, if input `name` says where the bags of a list of ids begin; else []."""
     moved = [tensor for op, _ in _integer_uses(graph, name) if _moves(op) for tensor in op.results]
     for op, position in (use for tensor in (name, *moved) for use in graph.consumers[tensor]):
         if op.target in _BAGS and position == 2 and op.operands[1] is not None:
@@ -77,12 +77,12 @@ def _of_columns(name: str, example: torch.Tensor) -> ColumnRanges:
 
 
 def _is_computed_with(graph: Graph, name: str) -> bool:
-    """Whether integers are made of the input's that are not just the same ones."""
+    """True if an operator computes new integers from the input, rather than only moving its own."""
     return any(not _moves(op) for op, _ in _integer_uses(graph, name))
 
 
 def _columns_differ(graph: Graph, name: str) -> bool:
-    """Whether the model takes single places of the last dim, or computes them with a number for each place."""
+    """True if the model takes single places of the last dim, or computes with a different number for each place."""
     shape = graph.tensor(name).shape
     if len(shape) < 2 or not 1 < shape[-1] <= LISTED:  # longer ones are hidden sizes, not features
         return False

@@ -1,4 +1,4 @@
-"""From what a user named (`file.py:callable`, `package.module:callable`, `file.pt2`) to a model and its inputs."""
+"""Loads the model and inputs that a user named (`file.py:callable`, `package.module:callable`, `file.pt2`)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def check_names(spec: str, names: Iterable[str]) -> None:
 
 
 def verify_arguments(spec: str) -> dict[str, Any]:
-    """The reduced sizes for verification: the dict `VERIFY` beside the callable, {} where there is none."""
+    """The reduced sizes for verification: the dict `VERIFY` next to the callable, {} where there is none."""
     if spec.endswith(".pt2"):
         return {}
     module, _ = _module_of(spec)
@@ -139,7 +139,7 @@ def saved_module(program: Any, device: str) -> tuple[torch.nn.Module, tuple[Any,
 
 
 def _with_values(model: torch.nn.Module, device: str) -> torch.nn.Module:
-    """In place: what the constructor put on meta by itself is zero on `device`, ties kept."""
+    """Give what the constructor itself put on meta zeros on `device`, in place; ties are kept."""
     by_id: dict[int, Any] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
@@ -213,7 +213,7 @@ def _refuse_arguments(spec: str, names: Iterable[str]) -> None:
 
 
 def _named(build: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name."""
+    """Parameters of `build` that can be given by name."""
     parameters = inspect.signature(build).parameters.values()
     return {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 

@@ -1,7 +1,7 @@
-"""What a model says of its training step on its own modules, in MindSpore's words: `block.pipeline_stage = 1`,
+"""Requests for the training step that a model sets on its modules, in MindSpore's words: `block.pipeline_stage = 1`,
 `model.micro_size = 8`, `block.comm_fusion = 2`, `recompute(block)`, `place(block, "worker", 1)`.
 
-They do nothing where the model runs alone. A capture reads them; options of the command line go before.
+They do nothing where the model runs alone. A capture reads them; command-line options take precedence.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KEEPING = f"{RECOMPUTE}:communicated"
 def recompute(
     module: _Module, mp_comm_recompute: bool = True, parallel_optimizer_comm_recompute: bool | None = None
 ) -> _Module:
-    """`module`, whose blocks backward computes again from their inputs. Once a module; what holds it goes before.
+    """`module`, whose blocks backward recomputes from their inputs. Once a module; its holder takes precedence.
 
     `mp_comm_recompute=False`: what collectives of activations give inside is kept, and they don't run again. Weights
-    that are stored in shards are gathered again: where the last keyword asks for something else, the plan says that it
-    counts for nothing. UsageError for a second call on one module.
+    that are stored in shards are gathered again: if the last keyword asks for something else, the plan reports that it
+    has no effect. UsageError for a second call on one module.
     """
     if hasattr(module, _AGAIN):
         raise UsageError(f"recompute() of {type(module).__name__} for the second time", "one call for each module")
@@ -54,8 +54,8 @@ def place(what: Any, role: str, rank: int) -> Any:
     """`what`, a module, all of which worker `rank` runs; of a function, a module that calls it.
 
     As `Cell.place` and `Primitive.place` of MindSpore: the innermost place around an operator counts, and what has none
-    goes where its inputs are. It does nothing where the model runs alone: a plan cuts the model by it. UsageError for a
-    role other than "worker" (or MS_WORKER) and a rank that is no number from 0 on.
+    goes where its inputs are. It does nothing where the model runs alone: a plan splits the model by it. UsageError for
+    a role other than "worker" (or MS_WORKER) and a rank that is no number from 0 on.
     """
     if role not in ("worker", "MS_WORKER"):
         raise UsageError(f"place: role is {role!r}, expected 'worker' (or MindSpore's 'MS_WORKER')", "'worker'")

@@ -37,7 +37,7 @@ def operator(
     *,
     primitive_target: str | None = None,
 ) -> Callable[..., _Result]:
-    """`fn`, whose operator is split so: cut counts for each of its tensors, and of its results as others take them.
+    """`fn`, with its operator split: shard counts for the dims of each tensor, and of its results as others read them.
 
     A layout of its first result, `"Shard(0)@dp"`, may stand for `in_strategy`. What is None is searched. Where several
     mesh axes give a count, the search decides. `primitive_target="CPU"`: a look-up in a table that runs on the host,
@@ -57,7 +57,7 @@ def operator(
 def strategy(
     in_strategy: Any = None, out_strategy: Any = None, *, primitive_target: str | None = None
 ) -> Iterator[None]:
-    """The same for the operators within the block whose tensors have as many dims, and of a target for its look-ups."""
+    """Split operators of the block as `operator` does, if their dims match the counts; the target is for look-ups."""
     with _annotated(_how(in_strategy, out_strategy, primitive_target)):
         yield
 
@@ -72,7 +72,7 @@ def _annotated(how: str) -> Iterator[None]:
 
 
 def _how(in_strategy: Any, out_strategy: Any, target: str | None = None) -> str:
-    """As a pin says it, checked. UsageError names the count that can't be."""
+    """Strategy as a pin writes it, checked. UsageError names an impossible count."""
     if target is not None and target not in _MEMORIES:
         near = difflib.get_close_matches(str(target).upper(), _MEMORIES, 1) or ["CPU"]
         known = ", ".join(map(repr, _MEMORIES))
@@ -113,7 +113,7 @@ def _check(name: str, strategy: Any) -> None:
 
 
 def mark_of(meta: Mapping[str, Any]) -> str:
-    """What stands behind the source of an annotated node's operator."""
+    """Mark that follows the source of an annotated node's operator; "" without an annotation."""
     text = (meta.get("custom") or {}).get(_KEY)
     return f"{_MARK}{text}" if text else ""
 
@@ -143,7 +143,7 @@ def noted(graph: Graph, before: Mapping[str, str]) -> Graph:
 
 
 def _pairs(graph: Graph, group: list[Op]) -> list[tuple[str, str]]:
-    """Of several operators those whose tensors have the dims of the counts."""
+    """Pairs (operator, strategy) of an annotation; of several operators, those whose tensors have the counts' dims."""
     how = group[0].source.split(_MARK)[2]
     cut_text, space, memory = how.rpartition(" ")
     if not (space and memory in _MEMORIES.values()) and how not in _MEMORIES.values():
@@ -162,7 +162,7 @@ def _pairs(graph: Graph, group: list[Op]) -> list[tuple[str, str]]:
 
 
 def _look_ups(group: list[Op]) -> list[Op]:
-    """Those that can have a target of their own."""
+    """Look-ups among the operators, which alone can have a target. CaptureError if there are none."""
     look_ups = [op for op in group if record(op.target).on_host]
     if not look_ups:
         kinds, where = ", ".join(dict.fromkeys(op.target for op in group)), group[0].source.partition(_MARK)[0]
@@ -179,7 +179,7 @@ def _fits(graph: Graph, op: Op, cuts: Any) -> bool:
 
 
 def _pin(op: Op, cuts: Any, out_cuts: Any) -> str:
-    """Tensors that nothing is said of, a bias after the weight, are free."""
+    """Pin for an operator; tensors without counts, like a bias after the weight, are free."""
     present = sum(name is not None for name in op.operands)
     in_cuts = tuple(None if cut is None else tuple(cut) for cut in cuts or ())
     padded = in_cuts + (None,) * (present - len(in_cuts))

@@ -14,7 +14,7 @@ _SHARED = "the parameter itself in the forward; an attribute would keep the valu
 
 
 def keep_tensors(model: torch.nn.Module) -> None:
-    """In place. CaptureError for an attribute on a parameter's memory, which a step would change behind its back."""
+    """Make plain tensors buffers, in place. CaptureError for one on a parameter's memory, which a step would change."""
     owners = {_storage(parameter): path for path, parameter in model.named_parameters() if _is_plain(parameter)}
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -67,7 +67,7 @@ def _reading_pairs(kind: type, names: tuple[str, ...]) -> Any:
 
 
 def materialise(model: torch.nn.Module, inputs: tuple[Any, ...], device: str) -> None:
-    """In place: lazy modules learn their sizes from one run of the forward."""
+    """Run the forward once, in place, so that lazy modules learn their sizes."""
     if all(_is_plain(value) for value in (*model.parameters(), *model.buffers())):
         return
     try:
@@ -98,7 +98,7 @@ def _storage(value: torch.Tensor) -> Any:
 
 
 def _written_by_hooks(module: torch.nn.Module) -> Iterator[str]:
-    """Attributes that a forward pre-hook computes anew each time, as spectral and weight norm and pruning do."""
+    """Attributes that a forward pre-hook recomputes each time, as spectral and weight norm and pruning do."""
     for hook in module._forward_pre_hooks.values():
         for key in ("name", "_tensor_name", "tensor_name"):
             if isinstance(attribute := getattr(hook, key, None), str):

@@ -31,7 +31,7 @@ def note_registrations(graph: Graph) -> Graph:
 
 
 def _registering_module(target: str) -> str:
-    """By name; "" where that is not known."""
+    """Module that registers an operator, by name; "" if not known."""
     qualified = target.replace(".", "::", 1)
     definition = OPDEFS.get(qualified)
     if definition is not None:

@@ -1,4 +1,4 @@
-"""What the model's own code calls a value: the variable that the statement which makes it assigns."""
+"""Names of values in the model's own code: the variable that the statement which makes a value assigns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoshard.graph_capture.tracing.source_lines import node_calls, node_frames
 
 @dataclass(frozen=True)
 class _Returned:
-    """Of a statement that hands its value to the caller: at which `positions` of how many values; None for the one.
+    """Statement that hands its value to the caller: at which `positions` of how many values; None for a single one.
     `name`: the variable that it assigns before."""
 
     positions: tuple[int, ...] | None = None
@@ -110,7 +110,7 @@ def _is_called(frames: tuple[tuple[str, int], ...], node: fx.Node) -> bool:
 
 
 def _library_module(node: fx.Node) -> str:
-    """`fc1` of a linear layer that the model calls so."""
+    """Name, in the model, of the torch module that makes the node: `fc1` for a linear layer of that name."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return ""

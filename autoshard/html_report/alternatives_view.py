@@ -1,4 +1,4 @@
-"""What else was possible: every plan that was simulated, as rows and as points of time against memory."""
+"""Alternatives to the plan: every plan that was simulated, as rows and as points of time against memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Alternative:
 
 
 def alternatives(plan: Plan, styles: Sequence[StylePlan], front: Sequence[Point]) -> list[Alternative]:
-    """In order of time; one for each place, under its first name."""
+    """Alternatives in order of time; one for each place, under its first name."""
     peak = plan.step_peak_bytes
     entries = [Alternative(f"{plan.mesh}, as chosen", "chosen", plan.judged_seconds, peak, "chosen")]
     for style in styles:
@@ -130,7 +130,7 @@ def plot(entries: Sequence[Alternative], plan: Plan) -> str:
 
 
 def _steps(best: Sequence[Alternative]) -> list[Alternative]:
-    """With the corners between: until the next is reached in time, nothing needs less memory."""
+    """Points with the corners between: until the next is reached in time, nothing needs less memory."""
     corners: list[Alternative] = []
     for entry in best:
         if corners:

@@ -1,4 +1,4 @@
-"""Two reports beside each other: what the plans are predicted to cost, where that goes, and which decisions differ."""
+"""Two reports side by side: what the plans are predicted to cost, where that goes, and which decisions differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page knows of each operator: why this strategy, what it costs, what else it could be, and where its code is.
+"""Records of operators for the page: why this strategy, what it costs, the alternatives, and where its code is.
 
 Equal operators of repeated blocks share a record.
 """
@@ -118,7 +118,7 @@ class OtherChoice:
 
 
 class OtherChoices:
-    """Asked by operator name; nothing where the plan's choices are not offered any more."""
+    """Other choices by operator name; nothing where the plan's choices are not offered any more."""
 
     def __init__(self, plan: Plan, graph: Graph, hardware: Hardware) -> None:
         self.formulation: Formulation = formulated(plan, graph, hardware).formulation

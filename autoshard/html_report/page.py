@@ -1,4 +1,4 @@
-"""What the report says, as the plain values that the template shows: one function a section."""
+"""Data of the report, as the plain values that the template shows: one function a section."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _timeline(timeline: Timeline, operators: StepOperators | None) -> dict[str, 
 
 
 def _data(built: SimulatedPlan, model_text: str) -> dict[str, Any]:
-    """What the script draws: events, memory, and what is known of each operator."""
+    """Data that the script draws: events, memory, and the records of operators."""
     plan, graph, program, hardware, timeline = built.plan, built.graph, built.program, built.hardware, built.timeline
     operators = built.step.operators
     records, instructions = op_records(plan, graph, program, OtherChoices(plan, graph, hardware), model_text)
@@ -195,7 +195,7 @@ def _certificate(plan: Plan, timeline: Timeline) -> dict[str, Any]:
 
 
 def _search(plan: Plan) -> dict[str, Any]:
-    """What was asked and tried."""
+    """Section on the search: what was asked and tried."""
     level = LEVELS[plan.search.level]
     if plan.search.pins:
         level += f"; pinned: {', '.join(plan.search.pins)}"
@@ -214,7 +214,7 @@ def _search(plan: Plan) -> dict[str, Any]:
 def _tried(
     head: tuple[str, ...], rows: Sequence[tuple[str, str, float, Candidate | MeshTried]]
 ) -> list[tuple[str, ...]]:
-    """Under the head a row for each; cells are empty where nothing was simulated, or no bound is known."""
+    """Table with a row for each; cells are empty where nothing was simulated, or no bound is known."""
     table = [head]
     for name, outcome, seconds, tried in rows:
         simulated = (tried.predicted_seconds, tried.predicted_peak_bytes) if tried.predicted_seconds > 0 else None
@@ -224,7 +224,7 @@ def _tried(
 
 
 def _steps(plan: Plan) -> dict[str, Any] | None:
-    """The whole steps that a search of steps found; None of a plan whose step was said."""
+    """The whole steps that a search of steps found; None for a plan whose step the user gave."""
     if not plan.search.steps:
         return None
     rows = [step_cells(step) for step in plan.search.steps]
@@ -232,13 +232,13 @@ def _steps(plan: Plan) -> dict[str, Any] | None:
 
 
 def not_modelled(hardware: Hardware) -> str:
-    """What the simulated step leaves out; the host's part where the profile says nothing of it."""
+    """Sentence on what the simulated step leaves out; also the host's part, if the profile lacks it."""
     host = () if dict(hardware.constants).get("host.dispatch") else ("the host's dispatch time (not in this profile)",)
     return f"Not in the simulated step: {', '.join((*host, *NOT_MODELLED))}."
 
 
 def warnings(plan: Plan, hardware: Hardware) -> list[str]:
-    """What a reader should know before trusting the page."""
+    """Warnings that a reader needs before trusting the page."""
     notes = [not_modelled(hardware), f"Error of predictions: {provenance_of(hardware)}. Constants: {hardware.error}."]
     guesses = [figure.key for figure in hardware.figures if figure.kind == "default"]
     if guesses:
@@ -255,13 +255,13 @@ def warnings(plan: Plan, hardware: Hardware) -> list[str]:
 
 
 def in_float8(plan: Plan, graph: Graph) -> list[str]:
-    """What runs in float8, where anything is to."""
+    """Sentence on what runs in float8; none if nothing does."""
     words = float8_words(plan, graph)
     return [f"In float8: {words}."] if words else []
 
 
 def sentences(notes: Iterable[str]) -> list[str]:
-    """Notes as whole sentences; one that begins with code, such as dp=2 or place(), begins as it is."""
+    """Notes as whole sentences; one that begins with code, like dp=2 or place(), is not capitalised."""
     return [f"{note[:1].upper() if re.match('[a-z-]+[ ,:]', note) else note[:1]}{note[1:]}." for note in notes]
 
 

@@ -22,7 +22,7 @@ def render(built: SimulatedPlan, extras: ReportExtras) -> str:
 
 
 def render_diff(one: SimulatedPlan, other: SimulatedPlan) -> str:
-    """Two reports beside each other, as HTML."""
+    """Two reports side by side, as HTML."""
     return _filled("diff.html.jinja", TABLE_SCRIPTS, diff_page(one, other))
 
 

@@ -47,7 +47,7 @@ def size_view(plan: Plan, graph: Graph, hardware: Hardware) -> dict[str, Any]:
 
 
 def _curve(dim: DynamicSize, plan: Plan, graph: Graph, hardware: Hardware) -> list[Row]:
-    """Sizes evenly over the range, up to the planned one, where a plan can be priced there."""
+    """Curve at sizes evenly over the range, up to the planned one, where a plan can be priced."""
     most = sizes_of(graph)[dim.name]
     spread = (dim.nearest(dim.least + (most - dim.least) * n / (MOST_POINTS - 1)) for n in range(MOST_POINTS))
     rows = []

@@ -113,7 +113,7 @@ def _record(event: Event, records: Mapping[int, int]) -> int:
 
 
 def _waits(event: Event, events: Sequence[Event], place: Mapping[int, int]) -> list[int]:
-    """What crosses devices and what waits for it: the rest runs one after the other."""
+    """Events that `event` waits for, if either of the two is a collective: the rest runs one after the other."""
     return [place[n] for n in event.waits if event.collective or events[n].collective]
 
 
@@ -122,7 +122,7 @@ def _category(event: Event) -> str:
 
 
 def _reason(event: Event) -> str:
-    """Why it is there. Of an operator the panel says more; its strategy is no word for a reader."""
+    """Reason why an event is there. Of an operator the panel says more; its strategy is no word for a reader."""
     over = f"over {' and '.join(event.axes)}" if event.axes else ""
     why = event.reason if event.collective or event.instruction is None else ""
     return "\n".join(text for text in (over, why) if text)
@@ -131,8 +131,8 @@ def _reason(event: Event) -> str:
 def streams(
     parts: Iterable[tuple[int, Sequence[Event]]], names: tuple[str, ...], step_seconds: float
 ) -> list[tuple[str, str, str, str]]:
-    """(stream, busy, share of the step, events) of what is done so many times a step; a collective over several axes is
-    one of each of their streams."""
+    """(stream, busy, share of the step, events) of parts that run that many times a step; a collective over several
+    axes is one of each of their streams."""
     busy: dict[str, list[float]] = {stream: [] for stream in names}
     counts = dict.fromkeys(names, 0)
     for times, events in parts:
@@ -181,7 +181,7 @@ def by_kind(program: Program, graph: Graph, hardware: Hardware) -> list[tuple[st
 
 
 def bytes_by_kind(program: Program, graph: Graph, hardware: Hardware) -> dict[str, float]:
-    """What is alive at the peak, for every kind."""
+    """Bytes of each kind that are alive at the peak."""
     memory = plan_memory(program, graph, block_bytes=hardware.constant("allocator.block"))
     step = memory.peak_step
     sizes = dict.fromkeys(KINDS, 0.0)

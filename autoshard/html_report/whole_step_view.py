@@ -16,7 +16,7 @@ from autoshard.units import counted
 
 
 def whole_step(plan: Plan, graph: Graph, accounted: AccountedStep) -> dict[str, Any] | None:
-    """What the template shows of it; None where a step is one micro-batch on one stage that keeps all."""
+    """Data of a whole step for the template; None if it is one micro-batch on one stage that keeps all."""
     timeline, step = accounted.timeline, plan.step
     if timeline is None:
         return None

@@ -58,7 +58,7 @@ def decode(kind: Any, value: Any, where: str) -> Any:
 
 
 def _text(value: str, where: str) -> str:
-    """What a file can hold: JSON may escape halves of characters."""
+    """Text that a file can hold. ValueError for any other: JSON may escape halves of characters."""
     try:
         value.encode()
     except UnicodeEncodeError:

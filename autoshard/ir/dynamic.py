@@ -35,7 +35,7 @@ class DynamicSize:
         return inside and size % self.divisor == self.remainder
 
     def words(self) -> str:
-        """What is allowed, as a sentence has it: `a multiple of 8 from 8 to 512`."""
+        """Allowed sizes as words of a sentence: `a multiple of 8 from 8 to 512`."""
         kind = f"a multiple of {self.divisor}" if self.divisor > 1 else "a size"
         kind += f" plus {self.remainder}" if self.remainder else ""
         return f"{kind} from {self.least} " + (f"to {self.most}" if self.most else "on")
@@ -63,7 +63,7 @@ class Follows:
     places: tuple[str, ...]
 
     def polynomial(self) -> dict[Powers, Fraction]:
-        """By powers."""
+        """Polynomial by powers."""
         return {term.powers: Fraction(term.coefficient) for term in self.terms}
 
 
@@ -78,7 +78,7 @@ def value_at(polynomial: Polynomial, sizes: Sequence[int]) -> Fraction:
 
 
 def terms_of(polynomial: Polynomial) -> tuple[SizeTerm, ...]:
-    """As data, the highest powers first."""
+    """Terms of a polynomial as data, the highest powers first."""
     ordered = sorted(polynomial.items(), key=lambda item: (-sum(item[0]), item[0]))
     return tuple(SizeTerm(str(coefficient), powers) for powers, coefficient in ordered if coefficient)
 

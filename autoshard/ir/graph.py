@@ -73,8 +73,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Saved:
-    """What autograd keeps of an op until its backward: operand positions, result positions, and extra bytes
-    (global size, such as a dropout mask or a logsumexp). `aliases` gives (result, operand) pairs that share storage."""
+    """Values that autograd keeps of an op until its backward: operand positions, result positions, and extra bytes
+    (global size, as of a dropout mask or a logsumexp). `aliases` gives (result, operand) pairs that share storage."""
 
     operands: tuple[int, ...] = ()
     results: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Op:
-    """One operator a user wrote. `target` is `aten.linear` (overload dropped), `module` a dotted module path."""
+    """An operator that a user wrote. `target` is `aten.linear` (overload dropped), `module` a dotted module path."""
 
     name: str
     target: str
@@ -197,7 +197,7 @@ class Derives:
     """Something frozen, of which much is derived."""
 
     def once(self, derive: Callable[[Self], T]) -> T:
-        """What `derive` makes of this, made once."""
+        """Result of `derive(self)`, computed once."""
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         return cast(T, self._derived[derive])
@@ -219,7 +219,7 @@ class Graph(Derives):
     another overload, and none was found.
     `registrations` say where operators that are not torch's come from. `recipes` make what a constructor computes.
     `input_ranges` and `column_ranges` are those that synthetic inputs must keep to, where the ops alone don't tell.
-    `manual_splits`: (table, lengths), in which its rows may be cut, one a device.
+    `manual_splits`: (table, lengths), into which its rows may be sharded, one a device.
     `schemas` are those of the overloads that the ops mean, as torch prints them.
     `strategies` are (op name, how) pairs that the model's own code asks for, as pins say it. `module_requests` are
     (module path, what) pairs of its modules: "stage:1", "recompute", "comm_fusion:2", and of the whole

@@ -1,8 +1,8 @@
-"""What every device holds of a cut dim, all devices at once: `layout.LocalSize.intervals` for a whole mesh, as arrays.
+"""Indices of a sharded dim that each device holds, all at once: `layout.LocalSize.intervals` for a mesh, as arrays.
 
-A cut is (parts, blocks, unit): an axis of `parts` devices cuts, within each of `blocks` equal blocks of the dim, what
-is held so far, in chunks of a multiple of `unit` (`layout.chunk_bounds`). A tuple as `unit` says the length of every
-chunk; such a cut is the only one of its dim.
+A cut is (parts, blocks, unit): an axis of `parts` devices shards, within each of `blocks` equal blocks of the dim, what
+is held so far, in chunks of a multiple of `unit` (`layout.chunk_bounds`). A tuple as `unit` lists the length of every
+chunk; that cut is the only one of its dim.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Cut = tuple[int, int, Unit]
 
 
 def unit_text(blocks: int, unit: Unit) -> str:
-    """Behind the name of what is cut: `/3*64`, 3 blocks in units of 64; `[10+20]`, in these parts; "" for 1 and 1."""
+    """Suffix for a sharded dim: `/3*64`, 3 blocks in units of 64; `[10+20]`, in these parts; "" for 1 and 1."""
     if isinstance(unit, tuple):
         return f"[{'+'.join(map(str, unit))}]"
     return (f"/{blocks}" if blocks != 1 else "") + (f"*{unit}" if unit != 1 else "")
 
 
 def multiple(unit: Unit) -> int:
-    """What the length of a block must be a multiple of."""
+    """Number that the length of a block must be a multiple of."""
     return unit if isinstance(unit, int) else sum(unit)
 
 
@@ -45,7 +45,7 @@ class Runs:
 
     @cached_property
     def key(self) -> bytes:
-        """Equal for equal holdings of the same number of ranks."""
+        """Key that is equal for equal holdings of the same number of ranks."""
         return b"".join(array.tobytes() for array in (self.rank, self.start, self.stop))
 
     @cached_property
@@ -65,7 +65,7 @@ class Runs:
 
 @lru_cache(maxsize=2048)
 def runs(size: int, cuts: tuple[Cut, ...]) -> Runs:
-    """The holding that cuts in mesh order make of a dim of length `size`."""
+    """Holding that cuts in mesh order make of a dim of length `size`."""
     if not cuts:
         whole = np.array([0] if size else [], dtype=np.int64)
         return Runs(size, 1, whole, whole + size, whole)
@@ -104,13 +104,13 @@ def _split(start: Integers, stop: Integers, rank: Integers, block: int) -> tuple
 
 
 def _repeated(count: Integers) -> tuple[Integers, Integers]:
-    """Item i `count[i]` times, and which of its times it is."""
+    """Item i `count[i]` times, and the number of each repetition."""
     piece = np.repeat(np.arange(len(count)), count)
     return piece, np.arange(len(piece)) - (np.cumsum(count) - count)[piece]
 
 
 def _changes(*keys: Integers) -> NDArray[np.bool_]:
-    """Where any of the keys differs from its entry before; true at the first."""
+    """True at the first entry, and where any of the keys differs from its entry before."""
     new = np.ones(len(keys[0]), dtype=bool)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return new

@@ -1,6 +1,6 @@
 """How one tensor lies on the mesh: a placement per mesh axis, each a pair (value, gradient).
 
-Placements print as `S0` (shard dim 0), `S1/3` (three blocks), `S1/3*64` (blocks cut in multiples of 64),
+Placements print as `S0` (shard dim 0), `S1/3` (three blocks), `S1/3*64` (blocks sharded in multiples of 64),
 `S0[10+20]` (in parts of these lengths),
 `R` (replicated, whole gradient), `R+` (replicated, partial gradient), `P` (partial value, whole gradient);
 a layout prints as its placements in mesh order, `S0 R+`, and parses back; one in the memory of the devices' hosts ends
@@ -24,7 +24,7 @@ _SHARD = re.compile(r"^S(\d+)(?:\[(\d+(?:\+\d+)*)\]|(?:/(\d+))?(?:\*(\d+))?)$")
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """Dim `dim` is cut into `blocks` equal blocks, and each block into chunks of a multiple of `unit`, or of the
+    """Dim `dim` is split into `blocks` equal blocks, and each block into chunks of a multiple of `unit`, or of the
     lengths that it lists."""
 
     dim: int
@@ -93,7 +93,7 @@ class Layout:
         return any(isinstance(placement, Shard) and isinstance(placement.unit, tuple) for placement in self.placements)
 
     def on(self, mesh: Mesh) -> str:
-        """With the axes named: `S0@dp R+@tp`."""
+        """Placements with the axes named: `S0@dp R+@tp`."""
         text = " ".join(f"{p}@{name}" for p, name in zip(self.placements, mesh.names, strict=True))
         return f"{text} on the host" if self.host else text
 
@@ -112,11 +112,11 @@ class Layout:
         return Layout(self.placements[:axis] + (placement,) + self.placements[axis + 1 :], self.host)
 
     def in_host_memory(self) -> Layout:
-        """The same in the memory of the hosts."""
+        """Layout with the same placements, in the memory of the hosts."""
         return _on_host(self.placements)
 
     def shards(self, dim: int) -> tuple[tuple[int, Shard], ...]:
-        """The (axis index, Shard) pairs that cut `dim`, in mesh order."""
+        """The (axis index, Shard) pairs that shard `dim`, in mesh order."""
         return tuple((a, p) for a, p in enumerate(self.placements) if isinstance(p, Shard) and p.dim == dim)
 
 
@@ -131,7 +131,7 @@ def chunk_bounds(size: int, parts: int, index: int, unit: Unit = 1) -> tuple[int
 
 @dataclass(frozen=True)
 class AxisShard:
-    """One cut of a dim: by mesh axis `axis`, in `blocks` global blocks, in multiples of `unit`."""
+    """One axis' shards of a dim: mesh axis `axis`, in `blocks` global blocks, in multiples of `unit`."""
 
     axis: str
     blocks: int = 1
@@ -233,7 +233,7 @@ def local_sizes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Local
 
 @lru_cache(maxsize=16384)
 def _local_sizes(shape: tuple[int, ...], layout: Layout, mesh: Mesh) -> tuple[LocalSize, ...]:
-    """Every program and every price asks for those of the same few shapes."""
+    """Cached local sizes: every program and every price asks for those of the same few shapes."""
     return tuple(
         LocalSize(size, tuple(AxisShard(mesh.names[a], s.blocks, s.unit) for a, s in layout.shards(dim)))
         for dim, size in enumerate(shape)

@@ -22,12 +22,12 @@ ATTENTION = "attention"
 
 @dataclass(frozen=True)
 class Parts:
-    """What one choice costs by the additive model, on the device that holds most; all parts add up to the objective.
+    """Costs of one choice by the additive model, on the device that holds most; all parts add up to the objective.
 
     `compute_seconds`: forward and backward, or the optimizer's update; `repeated_seconds`: what of it other devices do
     too. `communication_seconds`: collectives inside it, and the redistributions made for it (for the first of several
-    consumers). `memory_bytes`: what it keeps alive at the peak. `runner_up` is the best other choice while everything
-    else stays as it is, `runner_up_seconds` what it would cost more; "" where there is no other.
+    consumers). `memory_bytes`: what it keeps alive at the peak. `runner_up`: the best other choice while all else
+    stays, `runner_up_seconds`: what it would cost more; "" if there is no other.
     """
 
     compute_seconds: float = 0.0
@@ -53,7 +53,7 @@ class OpPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """Where an input, parameter or buffer is stored. `name` is the graph tensor, `path` what a user calls it."""
+    """Stored layout of an input, parameter or buffer. `name` is the graph tensor, `path` what a user calls it."""
 
     name: str
     path: str
@@ -180,10 +180,10 @@ class SizeStep:
 
 @dataclass(frozen=True)
 class Search:
-    """What was asked and what was tried. `pins` as typed; `notes` are sentences that a reader must not miss.
+    """Record of what a search was asked and tried. `pins` as typed; `notes` are sentences that a reader must not miss.
 
-    Of whole steps: `step_options` are the options that ask for this one, `steps` those that were found, the chosen one
-    first, and `step_messages` how far any other could be better, of what this speaks, and what was left out.
+    For whole steps: `step_options` are the options that ask for this one, `steps` those that were found, the chosen one
+    first, and `step_messages` how far any other could be better, what that covers, and what was left out.
     """
 
     level: int = 2
@@ -221,10 +221,10 @@ class StagePart:
 
 @dataclass(frozen=True)
 class BlockPolicy:
-    """What backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and attention),
-    "communicated" (its inputs, and what collectives of activations gave), "expensive+communicated", "input" (its inputs
-    alone) or "some: ..." (its inputs, and of its products and attention those that `kept_results` reads there). The
-    rest is computed again, and collectives run again."""
+    """Results that backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and
+    attention), "communicated" (its inputs, and what collectives of activations gave), "expensive+communicated", "input"
+    (its inputs alone) or "some: ..." (its inputs, and of its products and attention those that `kept_results` reads
+    there). The rest is recomputed, and collectives run again."""
 
     module: str
     keep: str
@@ -258,7 +258,7 @@ class StepPlan:
     Of stages on several kinds of devices the fullest is that which uses most of what its devices have, which is
     `capacity_bytes`; 0: that of the plan.
 
-    `batch_shares`, where devices take unequal ones: each micro-batch is cut into as many slices as the first axis of
+    `batch_shares`, where devices take unequal ones: each micro-batch is split into as many slices as the first axis of
     the mesh has coordinates, and these are the slices of a step that the devices of each coordinate compute.
     """
 
@@ -282,7 +282,7 @@ class StepPlan:
 
     @property
     def word(self) -> str:
-        """For one of its stages."""
+        """Word for one of its stages."""
         return "place" if self.placed else "stage"
 
     @property
@@ -315,7 +315,7 @@ FUSIONS = ("none", "size", "index", "auto")
 
 @dataclass(frozen=True)
 class Fusion:
-    """How collectives of one kind go together, where a user said so: one of FUSED, by one of FUSIONS.
+    """How collectives of one kind go together, if a user asked for it: one of FUSED, by one of FUSIONS.
 
     A bucket closes with `bucket_bytes` of one device, of "auto" by the cost model. "index": a new bucket begins with
     each of the gradients `first`, counted as backward completes them.
@@ -329,14 +329,14 @@ class Fusion:
 
 @dataclass(frozen=True)
 class SizeBucket:
-    """What is decided for steps none of whose dynamic sizes is above `most`; inputs and stored tensors lie as ever."""
+    """Decisions for steps with no dynamic size above `most`; inputs and stored tensors keep the plan's layouts."""
 
     most: tuple[tuple[str, int], ...]
     ops: tuple[OpPlan, ...]
     redistributions: tuple[RedistributionPlan, ...]
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Is a step of these sizes one of it?"""
+        """Does a step of these sizes belong to the bucket?"""
         return all(sizes[name] <= size for name, size in self.most)
 
 
@@ -368,7 +368,7 @@ class ServerPlan:
 
 @dataclass(frozen=True)
 class PlacePlan:
-    """What is decided on the mesh that a place has for itself: of the whole model, of which it runs its parts."""
+    """Decisions on the mesh that a place has for itself: for the whole model, of which it runs its parts."""
 
     place: int
     mesh: Mesh
@@ -407,63 +407,63 @@ class Plan(Derives):
     place_plans: tuple[PlacePlan, ...] = ()  # of places with a mesh of their own
 
     def of_place(self, place_plan: PlacePlan) -> Plan:
-        """The plan of the whole model on the mesh of that place."""
+        """Plan of the whole model on the mesh of that place."""
         decided = {name: getattr(place_plan, name) for name in PLACED_FIELDS}
         return replace(self, **decided, place_plans=())
 
     @property
     def meshes(self) -> tuple[Mesh, ...]:
-        """Of each stage."""
+        """Mesh of each stage."""
         meshes = {other.place: other.mesh for other in self.place_plans}
         return tuple(meshes.get(stage, self.mesh) for stage in range(self.step.stages))
 
     def first_rank(self, place: int) -> int:
-        """Of a place, or of any stage."""
+        """First rank of a place, or of any stage."""
         meshes = {other.place: other.mesh for other in self.place_plans}
         return sum(meshes.get(before, self.mesh).size for before in range(place))
 
     @property
     def where(self) -> str:
-        """The meshes in words."""
+        """Meshes in words."""
         return meshes_text(self.meshes, self.step.word)
 
     def of_bucket(self, bucket: SizeBucket) -> Plan:
-        """The plan of its steps alone."""
+        """Plan of the bucket's steps alone."""
         return replace(self, ops=bucket.ops, redistributions=bucket.redistributions, buckets=())
 
     def at_sizes(self, sizes: Mapping[str, int]) -> Plan:
-        """The plan of a step of these dynamic sizes."""
+        """Plan of a step of these dynamic sizes."""
         bucket = next((bucket for bucket in self.buckets if bucket.holds(sizes)), None)
         return self if bucket is None else self.of_bucket(bucket)
 
     @property
     def step_seconds(self) -> float:
-        """Of the whole step."""
+        """Predicted seconds of the whole step."""
         return self.step.predicted_seconds or self.predicted_seconds
 
     @property
     def judged_seconds(self) -> float:
-        """What others are compared by: the expected step over a histogram of sizes, or the whole step."""
+        """Seconds by which plans are compared: the expected step over a histogram of sizes, or the whole step."""
         return self.search.expected_seconds or self.step_seconds
 
     @property
     def step_peak_bytes(self) -> float:
-        """Of the device that holds most in the whole step."""
+        """Peak bytes of the whole step, on the device that holds most."""
         return self.step.predicted_peak_bytes or self.predicted_peak_bytes
 
     @property
     def step_capacity_bytes(self) -> float:
-        """What a plan may use of that device."""
+        """Bytes that a plan may use of the device with that peak."""
         return self.step.capacity_bytes or self.capacity_bytes
 
     def peak_within(self, limit_bytes: float) -> float:
-        """Of the whole step, as of a device that has `limit_bytes`."""
+        """Peak bytes of the whole step, scaled to a device that has `limit_bytes`."""
         capacity = self.step.capacity_bytes
         return self.step_peak_bytes * limit_bytes / capacity if capacity else self.step_peak_bytes
 
     @property
     def devices(self) -> int:
-        """Of all stages, or of all workers of parameter servers."""
+        """Number of devices of all stages, or of all workers of parameter servers."""
         workers = self.servers.most_workers if self.servers.count else 1
         return sum(mesh.size for mesh in self.meshes) * workers
 

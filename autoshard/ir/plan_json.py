@@ -95,7 +95,7 @@ def _without_places(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _on_one_axis(search: dict[str, Any]) -> dict[str, Any]:
-    """Before version 8 the steps that were tried had the axes dp and tp alone."""
+    """Add the axes dp and tp to steps tried before version 8, which had these alone."""
     steps = search.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         return search

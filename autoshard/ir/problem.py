@@ -57,7 +57,7 @@ class Value:
 
 
 def changed(original: Own, **parts: object) -> Own:
-    """`dataclasses.replace` of a node or value, without a look at each field: a search makes tens of thousands."""
+    """`dataclasses.replace` of a node or value, without checks of each field: a search makes tens of thousands."""
     copy: Own = object.__new__(type(original))
     vars(copy).update(vars(original), **parts)
     return copy

@@ -40,8 +40,8 @@ class Compute:
 
     `variant` is "" or the name of a function of the runtime; `axes` then gives its axis names by role,
     e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))). `again`: gathered weights that autograd does not keep for this
-    operator; its backward begins by making each anew from what is stored. `host`: a look-up in a table (operand 0) that
-    lies in host memory, and runs there; all else that it reads is sent there, and what it makes comes back.
+    operator; its backward begins by making each again from what is stored. `host`: a look-up in a table (operand 0)
+    that lies in host memory, and runs there; all else that it reads is sent there, and what it makes comes back.
     """
 
     op: str
@@ -65,16 +65,16 @@ class Collective:
     `forward` and `backward` are what it does to the value and to the gradient: an entry of the pair table, the same for
     all its axes, or what goes by index sets (`exchange`, `gather`, `pick`, `pad`: see `redistribute.collective_table`).
 
-    By the table, for a cut or a joined dim, `size` is the dim as it is *without* these axes (cut by the outer axes
-    only), `blocks` the number of equal blocks that this local dim holds, each cut by chunk_bounds over the joined axes
-    in multiples of `unit`.
-    An all-to-all has them twice: for the dim that is joined (`before.dim`) and the one that is cut (`after.dim`).
+    By the table, for a sharded or a joined dim, `size` is the dim *without* these axes (sharded by the outer axes
+    only), `blocks` the number of equal blocks that this local dim holds, each split by chunk_bounds over the joined
+    axes in multiples of `unit`.
+    An all-to-all has them twice: for the joined dim (`before.dim`) and the sharded one (`after.dim`).
 
     `again`: it gathers a weight for use; what autograd keeps is what is stored. `once`: it gathers a weight for all
     micro-batches of a step, in a bucket. `gradient_dtype`: the one in which the gradient is moved and summed, "" for
     the value's own. `early`: of what a linear reads; its backward starts as soon as that linear has made its part of
     the gradient, and is waited for after the gradients of the linear's weight and bias: see `program.early_reductions`.
-    `kept`: a block that backward computes again finds the result.
+    `kept`: a block that backward recomputes finds the result.
     """
 
     axes: tuple[str, ...]  # in mesh order
@@ -97,8 +97,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class DimCut:
-    """How one axis, or several joined, cut dim `dim` of a local tensor: length `size` in `blocks` equal blocks, each in
-    multiples of `unit`."""
+    """How one axis, or several joined, shard dim `dim` of a local tensor: length `size` in `blocks` equal blocks, each
+    in multiples of `unit`."""
 
     dim: int
     size: LocalSize
@@ -169,7 +169,7 @@ class WeightBucket:
 class LabelCount:
     """A loss, operator `op`, that is a mean over those labels `target` (a value) that are not `ignored`.
 
-    `axes` cut the labels; `weights`: the path of a stored tensor of class weights, by which they count. In a step of
+    `axes` shard the labels; `weights`: the path of a stored tensor of class weights, by which they count. In a step of
     several micro-batches its mean is over the labels of all of them.
     """
 
@@ -214,17 +214,17 @@ class Program(Derives):
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
-        """Of each stage."""
+        """Mesh of each stage."""
         return tuple(self.of_stage(stage).mesh for stage in range(self.step.stages))
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
-        """Of each stage, the rank of its first device; and how many devices there are."""
+        """First rank of each stage, then the number of all devices."""
         return tuple(sum(mesh.size for mesh in self.meshes[:stage]) for stage in range(len(self.meshes) + 1))
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """What the model's code calls its values."""
+        """Names of values in the model's code."""
         return frozenset(value.variable for value in self.values if value.variable)
 
     @cached_property

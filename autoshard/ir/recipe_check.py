@@ -1,4 +1,4 @@
-"""What a recipe may hold: a graph file that was passed on must not bring code of its own."""
+"""Check of recipes: a graph file that was passed on must not bring code of its own."""
 
 from __future__ import annotations
 

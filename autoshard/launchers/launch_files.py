@@ -45,7 +45,7 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """Ranks stand in order on the nodes, the same number on each. `options`: of train.py."""
+    """Launch of ranks in order on the nodes, the same number on each. `options`: of train.py."""
 
     on: str
     nodes: int
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def least_nodes(self) -> int:
-        """Fewer than `nodes` where a plan for fewer devices lets it go on with these."""
+        """Least number of nodes: below `nodes` if a plan for fewer devices lets it go on with these."""
         return min(self.nodes, -(-self.least_devices // self.per_node)) if self.least_devices else self.nodes
 
     @property
@@ -71,7 +71,7 @@ class Launch:
 def launch_of(
     plan: Plan, on: str, nodes: int | None = None, hosts: Sequence[str] = (), options: str | None = None, **more: Any
 ) -> Launch:
-    """As many nodes as the profile's devices per node make necessary, where neither they nor hosts are named."""
+    """Launch on as many nodes as the profile's devices per node require, if neither nodes nor hosts are named."""
     hardware = parse_hardware(plan.hardware_text)
     if nodes is not None and hosts and nodes != len(hosts):
         raise UsageError(f"--nodes {nodes}, but --hosts names {len(hosts)}", "one of the two")
@@ -143,7 +143,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _double_quoted(text: str) -> str:
-    """As it stands between double quotes in a shell."""
+    """Text as it stands between double quotes in a shell."""
     return re.sub(r'([\\"$`])', r"\\\1", text)
 
 

@@ -21,7 +21,7 @@ def start_words(launch: Launch, folder: Path) -> list[str]:
 
 
 def start(launch: Launch, folder: Path) -> int:
-    """Returns its exit code: of the run where it stays in the foreground, else of what hands it to a scheduler."""
+    """Start it. Returns the exit code: of the run if it stays in the foreground, else of the scheduler's command."""
     words = start_words(launch, folder)
     program = _NEEDS.get(launch.on, words[0])
     if launch.on == "torchrun" and launch.nodes > 1:

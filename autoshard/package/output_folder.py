@@ -1,8 +1,8 @@
 """The output folder: filled under a temporary name, swapped into place at the end, and never anybody else's.
 
 `manifest.json` lists what autoshard wrote with a hash, so that a folder that holds something else, or a generated file
-that a user has edited since, is refused rather than overwritten. Files that a user added are kept. What a process that
-was killed has left beside the folder is put in order by the next that reads or writes it.
+that a user has edited since, is refused rather than overwritten. Files that a user added are kept. What a killed
+process has left next to the folder is put in order by the next that reads or writes it.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ _PARTIAL = re.compile(r"\..+\.(\d+)\.partial")  # a file under the name that `wr
 
 
 def _beside(folder: Path, kind: str) -> Path:
-    """A name for a folder of this process's own."""
+    """Name, next to the folder, for a folder that only this process uses."""
     return folder.parent / f".{folder.name[:80]}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def recover(folder: Path) -> None:
-    """Put in order what processes that are no more have left beside `folder`: a swap that was begun is ended."""
+    """Put in order what processes that are no more have left next to `folder`: a swap that was begun is ended."""
     real = Path(os.path.realpath(folder))
     left = {kind: [*_abandoned(real, kind)] for kind in (_NEW, _OLD)}
     with contextlib.suppress(OSError):  # another process may be about it, or the place can't be written to
@@ -142,7 +142,7 @@ def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """A folder of this user's: what others put beside a package must not get into it."""
+    """A folder of this user's: what others put next to a package must not get into it."""
     try:
         status = path.lstat()
     except OSError:
@@ -198,8 +198,8 @@ def read_file(folder: Path, name: str) -> str:
 
 
 def check_unedited(folder: Path, texts: Mapping[str, str]) -> None:
-    """InvalidFileError where one of these files of a package is not as autoshard wrote it: figures of a plan are those
-    of its decisions, and nobody could tell that they were changed."""
+    """InvalidFileError where one of these files of a package is not as autoshard wrote it: figures of a plan belong to
+    its decisions, and a change of them would go unnoticed."""
     written = _manifest(folder)
     for name, text in texts.items():
         if written.get(name) != _digest(text.encode()):
@@ -290,7 +290,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _changed(path: Path, digests: Container[str]) -> bool:
-    """Where it is no file any more, too."""
+    """True if its hash is not among `digests`, or it is no file any more; False if nothing is there."""
     try:
         return _digest(read_bytes(path, LARGEST_FILE)) not in digests
     except FileNotFoundError:

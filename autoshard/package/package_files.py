@@ -64,7 +64,7 @@ def package_files(
 
 
 def log_text(log: Sequence[tuple[str, float]]) -> str:
-    """Wall seconds by what was done, and how often: it stands beside the plan, as it differs from run to run."""
+    """Wall seconds by what was done, and how often: it stands next to the plan, as it differs from run to run."""
     spent: dict[str, list[float]] = {}
     for what, seconds in log:
         spent.setdefault(what, []).append(seconds)
@@ -144,7 +144,7 @@ def read_package(path: Path) -> tuple[Plan, Graph, Hardware]:
 
 
 def read_verification(package: Path) -> dict[str, Any] | None:
-    """What `verify` found about this package, or None where it was not verified."""
+    """Result of `verify` for this package; None if it was not verified."""
     root = root_of(package)
     if not (root / VERIFICATION).exists():
         return None
@@ -156,7 +156,7 @@ def read_verification(package: Path) -> dict[str, Any] | None:
 
 
 def read_extras(package: Path, verified: bool = True) -> ReportExtras:
-    """What stands beside the plan of a package; what is not there is empty. `verified`: with what `verify` found."""
+    """Files next to the plan of a package; missing ones are empty. `verified`: with the result of `verify`."""
     from autoshard.search import pareto_front, style_plans
 
     root = root_of(package)

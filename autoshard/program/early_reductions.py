@@ -1,6 +1,6 @@
-"""Which reductions of an activation's gradient start beside a weight product: those of column-parallel linears.
+"""Which reductions of an activation's gradient overlap with a weight product: those of column-parallel linears.
 
-The gradient of what a linear reads is a partial sum where the weight is cut along its outputs. Of all that read the
+The gradient of what a linear reads is a partial sum where the weight is sharded along its outputs. Of all that read the
 same value, the linear that comes first in the program comes last in backward: its part completes the sum, and the
 gradients of its own weight and bias need nothing that is on its way.
 (Megatron-LM: `linear_with_grad_accumulation_and_async_allreduce`.)
@@ -27,7 +27,7 @@ _REDUCTIONS = frozenset({("", "all_reduce"), ("all_gather", "reduce_scatter")})
 def with_early_reductions(
     instructions: Sequence[Instruction], values: Mapping[str, LocalValue], parameters: Iterable[str]
 ) -> tuple[Instruction, ...]:
-    """The instructions with `early` set. `parameters`: values, as they are stored."""
+    """Instructions with `early` set. `parameters`: values in their stored form."""
     ways = weight_steps(instructions, parameters, values)
     marked = list(instructions)
     for index, step in enumerate(instructions):
@@ -56,14 +56,14 @@ def _may_be(step: Collective, values: Mapping[str, LocalValue]) -> bool:
 
 
 def _first_reader(instructions: Sequence[Instruction], index: int, ways: Collection[str]) -> Compute | None:
-    """What runs next, but for the ways of its other operands, where that is a linear of plain local tensors."""
+    """Next instruction, apart from those on the way to its other operands, if it is a linear of plain local tensors."""
     step = next((step for step in instructions[index + 1 :] if results_of(step)[0] not in ways), None)
     plain = isinstance(step, Compute) and step.target in LINEARS and not step.variant and not step.host
     return step if isinstance(step, Compute) and plain else None
 
 
 def _has_weight_product(linear: Compute, read: str, values: Mapping[str, LocalValue]) -> bool:
-    """Whether backward makes the gradient of a weight, beside that of the input `read`."""
+    """True if backward computes the gradient of a weight, next to that of the input `read`."""
     first, weight, *_ = linear.operands
     has_grad = values[linear.results[0]].requires_grad
     once = linear.operands.count(read) == 1
@@ -73,7 +73,7 @@ def _has_weight_product(linear: Compute, read: str, values: Mapping[str, LocalVa
 @dataclass(frozen=True)
 class ColumnParallel(Compute):
     """A linear with the early collective that it reads, as the one call that a class makes of both. It reads what
-    `moves` is given; of two results the first is what `moves` makes."""
+    `moves` is given; with two results, the first is what `moves` makes."""
 
     moves: Collective | None = None
 

@@ -37,14 +37,14 @@ def canonical(program: Program) -> Flat:
 
 
 def flatten(program: Program, tree: ModuleTree) -> Flat:
-    """What calling the root of `tree` does; equals `canonical(program)`."""
+    """Flat sequence that calling the root of `tree` runs; equals `canonical(program)`."""
     caller = _Caller(program, tree)
     outputs = caller.run(tree.root, tree.root.inputs, "", tree.root.random_base)
     return Flat(tuple(caller.instructions), outputs, tuple(sorted(caller.updates)))
 
 
 def _renamed(instruction: Instruction, names: dict[str, str], shift: int) -> Instruction:
-    """In canonical names, its random number moved by `shift`."""
+    """Instruction in canonical names, its random number moved by `shift`."""
     operands = tuple(None if v is None else names[v] for v in operands_of(instruction))
     results = tuple(names[v] for v in results_of(instruction))
     if isinstance(instruction, Collective):

@@ -35,8 +35,8 @@ def gradient_buckets(
     sum_at: Mapping[int, int],
     fusion: Sequence[Fusion] = (),
 ) -> tuple[GradientBucket, ...]:
-    """Of all parameters that enter with partial gradients; one for each set of axes and dtype, or more. `sum_at`: see
-    `backward_ends`. `fusion`: the plan's; without it, modules may say what goes together."""
+    """Buckets of all parameters that enter with partial gradients; one or more for each set of axes and dtype.
+    `sum_at`: see `backward_ends`. `fusion`: the plan's; without it, modules may say what goes together."""
     planned = next((one for one in fusion if one.collective == "all_reduce"), None)
     firsts = frozenset(planned.first if planned else ())
     ended = backward_ends(instructions, values, (p.value for p in parameters), sum_at)
@@ -70,7 +70,7 @@ def gradient_buckets(
 
 
 def _limit(fusion: Fusion | None, built_in: float, together: int | None) -> float:
-    """Bytes with which a bucket closes."""
+    """Bytes at which a bucket closes."""
     if together is not None:
         return math.inf if together else 0.0
     if fusion is None:
@@ -81,8 +81,8 @@ def _limit(fusion: Fusion | None, built_in: float, together: int | None) -> floa
 def _behind(
     instructions: Sequence[Instruction], values: Mapping[str, LocalValue], stored: set[str], ends: Sequence[int]
 ) -> set[int]:
-    """Those of `ends`, instructions in the order of backward, since the one before which it has waited for a collective
-    of activations' gradients."""
+    """Ends, in the order of backward, before which it has waited for a collective of activations' gradients since the
+    end before."""
     ways = weight_steps(instructions, stored, values)
     moving = [
         i
@@ -125,11 +125,11 @@ def backward_ends(
 
 
 def local_bytes(value: LocalValue, mesh: Mesh) -> int:
-    """Of the device that holds most."""
+    """Bytes of a value on the device that holds most."""
     return math.prod(size.largest(mesh) for size in value.local_shape) * DTYPE_BYTES[value.dtype]
 
 
 def _axes(value: LocalValue, mesh: Mesh) -> tuple[str, ...]:
-    """Over which its gradient is partial."""
+    """Axes over which its gradient is partial."""
     pairs = zip(mesh.names, value.layout.placements, strict=True)
     return tuple(name for name, placement in pairs if placement == REPLICATE_PARTIAL)

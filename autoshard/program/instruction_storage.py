@@ -1,5 +1,5 @@
-"""What an instruction reads, makes and shares, what autograd keeps of it, and what a block that backward computes again
-finds: results of what is dear, and what collectives gave."""
+"""Storage of instructions: what each reads, makes and shares, what autograd keeps of it, and what the backward of a
+recomputed block finds: expensive results, and those of collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITH_PRODUCTS = frozenset(("autoshard.experts", *recurrent.OPERATORS))  # severa
 
 
 class InstructionStorage(NamedTuple):
-    """What an instruction reads and makes; `aliases`: result position -> operand position whose storage it shares."""
+    """Values that an instruction reads and makes; `aliases`: result position -> operand position, storage shared."""
 
     operands: tuple[str | None, ...]
     results: tuple[str, ...]
@@ -34,7 +34,7 @@ class InstructionStorage(NamedTuple):
         return self.kept_without(())
 
     def kept_without(self, positions: tuple[int, ...]) -> list[str]:
-        """The same without the operands at these positions."""
+        """Values that autograd keeps, without the operands at these positions."""
         operands = [self.operands[i] for i in self.saved.operands if i not in positions]
         return [name for name in (*operands, *(self.results[i] for i in self.saved.results)) if name is not None]
 
@@ -67,9 +67,9 @@ def storage_roots(instructions: Sequence[Instruction], graph: Graph, fixed: Iter
 
 
 def run_again(instructions: Sequence[Instruction], ids: Iterable[int], graph: Graph) -> list[int]:
-    """Of the instructions `ids` of a block that backward computes again those that run: torch's checkpoint stops at the
-    last of which autograd keeps something. That one is not run where it keeps its operands alone: they are kept before
-    it computes."""
+    """Instructions that run again, among the instructions `ids` of a recomputed block: torch's checkpoint stops at the
+    last of which autograd keeps something. That one is not run if autograd keeps its operands alone: they are kept
+    before it computes."""
     order = sorted(ids)
     ends = [i for i in order if _keeps(instructions[i], graph)]
     if not ends:
@@ -92,7 +92,7 @@ def _keeps_before(step: Instruction, graph: Graph) -> bool:
 
 
 def is_expensive(target: str) -> bool:
-    """Is its result dear to make again: a product, a convolution, attention?"""
+    """Is its result expensive to recompute: a product, a convolution, attention?"""
     work = record(target).work
     return isinstance(work, Product) or work is Work.ATTENTION or target in BY_PRODUCTS
 
@@ -100,7 +100,7 @@ def is_expensive(target: str) -> bool:
 def found_again(
     instructions: Sequence[Instruction], ids: Iterable[int], keep: str, graph: Graph, ways: Container[str]
 ) -> set[int]:
-    """Of the instructions `ids` of a block those whose results its backward finds under a policy. `ways`: values that
+    """Instructions among `ids`, those of a block, whose results its backward finds under a policy. `ways`: values that
     are weights on their way to their use."""
     ids = sorted(ids)
     dear = [i for i in ids if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
@@ -112,8 +112,8 @@ def found_again(
 
 
 def communicated(instructions: Sequence[Instruction], rerun: Iterable[int], ways: Container[str]) -> set[int]:
-    """Of the instructions `rerun`, which backward would run again, the collectives of activations. Weights are gathered
-    again, and what an operator communicates inside is its own."""
+    """Collectives of activations among `rerun`, the instructions that backward would run again. Weights are gathered
+    again, and what an operator communicates inside belongs to it."""
     return {i for i in rerun if isinstance(step := instructions[i], Collective) and _talks(step, ways)}
 
 
@@ -124,9 +124,9 @@ def _talks(step: Collective, ways: Container[str]) -> bool:
 def some_results(
     instructions: Sequence[Instruction], ids: Iterable[int], graph: Graph, block: str
 ) -> dict[str, list[int]]:
-    """`0 attn.c_attn`, as in a policy -> the instructions of a block at path `block` that make it, of what is dear and
-    run again. None where torch runs other products than those of linear layers, one each, and of attention: the code
-    counts them."""
+    """`0 attn.c_attn`, as in a policy -> the instructions of a block at path `block` that make it, among the expensive
+    ones that run again. None if torch runs other products than those of linear layers, one each, and of attention: the
+    code counts them."""
     ids = sorted(ids)
     dear = [i for i in ids if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
     inside = any(isinstance(step := instructions[i], Compute) and step.target in WITH_PRODUCTS for i in ids)
@@ -142,7 +142,7 @@ def some_results(
 
 
 def _places(instructions: Sequence[Instruction], dear: Sequence[int]) -> list[str]:
-    """Of what is dear in a block: its place among the linear layers; all else is one thing."""
+    """Place of each expensive instruction among the linear layers of its block; ATTENTION for all others."""
     linear = [i for i in dear if _is_linear(instructions[i])]
     return [str(linear.index(i)) if _is_linear(instructions[i]) else ATTENTION for i in dear]
 
@@ -152,7 +152,7 @@ def _is_linear(step: Instruction) -> bool:
 
 
 def _is_counted(step: Instruction, graph: Graph) -> bool:
-    """Whether torch runs it as what the code counts: a linear layer as `mm` or `addmm`, which a frozen weight may make
+    """True if torch runs it as what the code counts: a linear layer as `mm` or `addmm`, which a frozen weight may make
     a `bmm`; attention as neither, which matrices without a batch make `mm`."""
     assert isinstance(step, Compute)
     first, second = (graph.tensor(str(name)) for name in graph.by_op[step.op].operands[:2])

@@ -45,7 +45,7 @@ def label_counts(
 
 
 def _is_mean(step: Compute, values: Mapping[str, LocalValue]) -> bool:
-    """Over labels: classes given as probabilities all count."""
+    """Is the loss a mean over labels? Classes given as probabilities all count."""
     target = step.operands[1]
     whole = target is not None and values[target].dtype.startswith(("int", "uint"))
     return whole and dict(step.attributes).get("reduction", "mean") in _MEAN
@@ -84,7 +84,7 @@ def labels_program(program: Program) -> Program:
 
 
 def _bare(step: Instruction) -> Instruction:
-    """Outside all modules."""
+    """Instruction outside all modules."""
     if isinstance(step, Collective):
         return replace(step, module="")
     return replace(step, module="", again=())

@@ -2,7 +2,7 @@
 
 Redistributions stand where their first consumer runs, and are shared by all consumers that need the same layout.
 Gradients of parameters that every use leaves partial over an axis are not reduced inside the backward: the parameter
-enters as `R+` and its gradient joins a bucket, reduced once a step, beside the rest of backward.
+enters as `R+` and its gradient joins a bucket, reduced once a step, overlapping the rest of backward.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def lower(plan: Plan, graph: Graph, strategies: dict[str, Strategy] | None = Non
 
 @dataclass(frozen=True, eq=False)
 class _KnownParts:
-    """What programs of one graph and mesh are made of: those that are compared differ in few of them. `calls`: with the
-    strategy that each is of."""
+    """Parts that programs of one graph and mesh share: those that are compared differ in few of them. `calls`: each
+    with its strategy."""
 
     values: dict[tuple[str, str, Layout], LocalValue] = field(default_factory=dict)
     calls: dict[tuple[str, str, tuple[str | None, ...]], tuple[Strategy, Compute]] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class _Lowering:
         )
 
     def _together(self, parameter: Parameter) -> int | None:
-        """As the model's innermost module has it that says so; what the command line says goes before."""
+        """Fusion number of a parameter, from the innermost module that has one; the command line takes precedence."""
         if any(fusion.collective == "all_reduce" for fusion in self.plan.fusion):
             return None
         requests = ((path, what.partition(":")) for path, what in self.graph.module_requests)
@@ -294,7 +294,7 @@ class _Lowering:
         )
 
     def _output(self, name: str) -> str:
-        """Outputs stay as they are made, except what the end of a step can't take: see formulate's sinks."""
+        """Keep an output's layout, unless the end of a step can't take it: see formulate's sinks."""
         wanted = [r for r in self.plan.redistributions if r.tensor == name and OUTPUT in r.consumers]
         return self._value_in(name, wanted[0].target, "", OUTPUT) if wanted else self.origin[name]
 
@@ -328,7 +328,7 @@ def chosen_strategies(plan: Plan, graph: Graph) -> dict[str, Strategy]:
 
 
 def _known_strategies(graph: Graph) -> dict[Mesh, dict[tuple[str, str], Strategy]]:
-    """Of each mesh those that plans named, by op and text: plans that are compared differ in few."""
+    """Cache of strategies that plans named, by mesh, op and text: plans that are compared differ in few."""
     return {}
 
 

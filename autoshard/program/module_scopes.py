@@ -243,12 +243,12 @@ class Scopes:
         return self._of_state[p.value], ties
 
     def _kind(self, p: ProgramParameter) -> Hashable:
-        """All of a parameter or buffer except its names."""
+        """Everything of a parameter or buffer except its names."""
         kind = (p.dtype, p.trainable, p.persistent, p.value in self.buffers)
         return (p.shape, p.split_shape, str(p.split_layout), kind, repr(p.init), self._type(p.value))
 
     def _description(self, ins: Instruction) -> Hashable:
-        """All of an instruction except its names, its place, and the number of a random operator."""
+        """Everything of an instruction except its names, its place, and the number of a random operator."""
         types = tuple(self._type(v) for v in results_of(ins))
         if isinstance(ins, Collective):
             placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
@@ -327,7 +327,7 @@ class Scopes:
         return len({(self.key(run), self.random_base(run)) for run in runs}) == 1
 
     def _mend(self, path: str, runs: list[ModuleVisit]) -> None:
-        """Give strays (short visits beside a long one) to the parent, or dissolve the module."""
+        """Give strays (short visits next to a long one) to the parent, or dissolve the module."""
         longest = max(run.stop - run.start for run in runs)
         strays = [run for run in runs if 2 * (run.stop - run.start) <= longest]
         others = [run for run in runs if run not in strays]
@@ -347,7 +347,7 @@ def called_in(program: Program, path: str) -> list[int]:
 
 
 def without_call(scopes: Scopes, paths: Iterable[str]) -> list[str]:
-    """Those of `paths` that have instructions, and are no module of the code."""
+    """Paths, among `paths`, that have instructions but are no module of the code."""
     called = {run.path for run in scopes.root.walk()}
     modules = dict.fromkeys(step.module for step in scopes.program.instructions)
     left = [path for path in paths if path not in called]

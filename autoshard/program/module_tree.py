@@ -1,7 +1,7 @@
 """The module structure of a program: one `Definition` per distinct block of code, calls of them, and loops over calls.
 
 A module gets a class of its own where it repeats in a row, holds modules with parameters, or is long; the small rest (a
-linear, a layer norm) is written out in its parent, as a user would. `flatten` (beside this file) undoes all of it.
+linear, a layer norm) is written out in its parent, as a user would. `flatten` (next to this file) undoes all of it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Builder:
         return ModuleTree(tuple(self._definition(key, runs) for key, runs in self.groups.items()))
 
     def _check_policies(self) -> None:
-        """UsageError for a module to be computed again that is no block of the code."""
+        """UsageError for a module to be recomputed that is no block of the code."""
         for path in without_call(self.scopes, self.scopes.keeps):
             message = f"{path} can't be recomputed by itself: its operators don't stand together"
             raise UsageError(message, "a module that holds it, or one that it holds")
@@ -150,7 +150,7 @@ class _Builder:
     # --- names ---
 
     def _name_all(self) -> None:
-        """In order of execution, so that the first block is GPT2Block and another one GPT2Block2."""
+        """Name all classes in order of execution, so that the first block is GPT2Block and another one GPT2Block2."""
         order = sorted(self.groups.items(), key=lambda item: (item[1][0].start, -item[1][0].stop, item[1][0].path))
         for key, runs in order:
             path = runs[0].path

@@ -1,4 +1,4 @@
-"""Which tensors nothing keeps once they were read: the code lets go of their variables there, as the simulator does.
+"""Finds tensors that nothing keeps once they were read: the code frees their variables there, as the simulator does.
 
 Python holds a variable to the end of its function. What backward keeps is there anyway, and what is small makes no
 difference to a peak; of the rest, each storage is listed with all values that share it.
@@ -27,7 +27,7 @@ def short_lived(
     fixed: Iterable[str],
     ends: Iterable[str],
 ) -> tuple[tuple[str, ...], ...]:
-    """The values of each such storage, in order. `fixed`: inputs and what is stored; `ends`: outputs and updates."""
+    """Values of each of these storages, in order. `fixed`: inputs and what is stored; `ends`: outputs and updates."""
     root = storage_roots(instructions, graph, fixed)
     backward = _kept(instructions, values, mesh, graph, root) if graph.loss else set()
     lasting = {*backward, *fixed}

@@ -1,10 +1,10 @@
-"""The program of a micro-batch cut into the parts of a pipeline, each a program of its own on the mesh of its stage.
+"""The program of a micro-batch split into the parts of a pipeline, each a program of its own on the mesh of its stage.
 
 What one part makes goes straight to each later one that reads it. What takes only the model's inputs, constants and
-stored weights (masks, tables of positions, a weight that is gathered) is made again where it is read: every stage has
-the inputs of the micro-batch. A part gives nothing but what is handed on, the one that makes it the loss. Where places
-have meshes of their own, each part is of the program on its place's mesh, and what travels between two meshes is what
-an operator made: each redistributes it for its own.
+stored weights (masks, tables of positions, a weight that is gathered) is recomputed where it is read: every stage has
+the inputs of the micro-batch. A part outputs only what is handed on, and the loss if it makes it. Where places have
+meshes of their own, each part is of the program on its place's mesh, and what travels between two meshes is what an
+operator made: each redistributes it for its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def stage_programs(program: Program, plan: Plan | None = None) -> tuple[Program,
     """Part after part, in the order of the data, as its step (that of `plan`) says; itself where there is one stage.
 
     A part's inputs are what is handed to it, then those of the model's that it reads. Parameters stand in each part
-    that reads them. UsageError for a cut that can't be: see `_check_buffers`, `_check_weights`.
+    that reads them. UsageError for an impossible split: see `_check_buffers`, `_check_weights`.
     """
     step = program.step if plan is None else plan.step
     if not step.parts:
@@ -48,7 +48,7 @@ def handed_to(part: Program, whole: Program) -> tuple[str, ...]:
 
 
 def handed_from(parts: Sequence[Program], whole: Program) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Of each part's `handed_to`, (the part that gives the value, its position among that one's outputs)."""
+    """Sources of each part's `handed_to`: (the part that gives the value, its position among that part's outputs)."""
     makers: dict[str, tuple[int, int]] = {}
     handed = []
     for number, part in enumerate(parts):
@@ -123,7 +123,7 @@ class _Cut:
         )
 
     def _instructions(self, number: int) -> list[int]:
-        """Its own, and those that make again what it reads of an earlier part."""
+        """Instructions of the part, and those that recompute what it reads of an earlier part."""
         whole = self.of[number]
         indices = [i for i, part in enumerate(whole.part_of) if part == number]
         wanted = [name for i in indices for name in filter(None, reads_of(whole.program.instructions[i]))]
@@ -136,7 +136,7 @@ class _Cut:
         return [*sorted(needed), *indices]
 
     def _remakes(self, idx: int, number: int) -> bool:
-        """Does a part make again what the instruction `idx` of an earlier part makes, in the program of its mesh?"""
+        """Does a part recompute what the instruction `idx` of an earlier part makes, in the program of its mesh?"""
         whole = self.of[number]
         moves = isinstance(whole.program.instructions[idx], Collective)
         return idx in whole.again or (moves and self.of[whole.part_of[idx]] is not whole)
@@ -147,7 +147,7 @@ class _Cut:
         return whole.part_of[whole.maker[whole.program.loss or ""]]
 
     def _handed(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        """To each part, and by it: what an earlier one made, and it reads. What nobody reads is dropped."""
+        """Values handed to and by each part: what an earlier one made and it reads. Unread values are dropped."""
         handed: list[tuple[str, ...]] = [()] * len(self.steps)
         outputs: list[tuple[str, ...]] = [()] * len(self.steps)
         loss = self.of[self.loss_part].program.loss or ""
@@ -179,7 +179,7 @@ class _Cut:
         return handed, outputs
 
     def _in_order(self, values: set[tuple[int, str]]) -> list[tuple[int, str]]:
-        """As they are made; before all the loss."""
+        """Values in the order in which they are made; the loss first."""
         last = (self.loss_part, self.of[self.loss_part].program.loss)
 
         def turn(value: tuple[int, str]) -> tuple[int, int, int]:
@@ -189,7 +189,7 @@ class _Cut:
 
 
 def _not_early_for_others(steps: Sequence[Instruction], whole: Program) -> Iterator[Instruction]:
-    """A reduction that starts beside the product of the linear that reads it first is plain where that linear is in
+    """Make an early reduction (it overlaps the weight product of its first reader, a linear) plain if that linear is in
     another part."""
     here, every = _first_readers(steps), whole.once(_first_readers_of)
     for step in steps:
@@ -227,7 +227,7 @@ class _Whole:
 
 
 def _starts(instructions: Sequence[Instruction], parts: Sequence[StagePart]) -> list[int]:
-    """Where parts begin: with the redistributions made for their first operator."""
+    """Start of each part: with the redistributions made for its first operator."""
     at = {step.op: i for i, step in enumerate(instructions) if isinstance(step, Compute)}
     starts = []
     for part in parts:
@@ -239,7 +239,7 @@ def _starts(instructions: Sequence[Instruction], parts: Sequence[StagePart]) -> 
 
 
 def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> list[int]:
-    """Of each instruction. Redistributions after the last operator, for outputs and buffers, go with what they move."""
+    """Part of each instruction. Redistributions after the last operator go with what they move: outputs, buffers."""
     last = max(i for i, step in enumerate(instructions) if isinstance(step, Compute))
     starts = [*starts, len(instructions)]
     parts: list[int] = []
@@ -254,8 +254,8 @@ def _parts_of(instructions: Sequence[Instruction], starts: Sequence[int]) -> lis
 
 
 def _placed_parts_of(program: Program, parts: Sequence[StagePart]) -> list[int]:
-    """Of each instruction. A redistribution goes with the first part that reads its result, or with what it moves: one
-    for a buffer that is written back always does, as its place has the buffer."""
+    """Part of each instruction. A redistribution goes with the first part that reads its result, or with what it moves:
+    always so for a buffer that is written back, as its place has the buffer."""
     part_of_op = {op: number for number, part in enumerate(parts) for op in part.ops}
     part_of = [part_of_op[step.op] if isinstance(step, Compute) else -1 for step in program.instructions]
     reader: dict[str, int] = {}
@@ -278,7 +278,7 @@ def _placed_parts_of(program: Program, parts: Sequence[StagePart]) -> list[int]:
 
 
 def _made_again(program: Program) -> set[int]:
-    """Instructions that take inputs, constants and buffers that stay as they are, and weights on their way to a use."""
+    """Instructions that take inputs, constants and unchanged buffers, and weights on their way to a use."""
     updated = {buffer for buffer, _ in program.buffer_updates}
     ways = program.once(weight_ways)
     on_the_way = {i for steps in ways.values() for i in steps}
@@ -293,7 +293,7 @@ def _made_again(program: Program) -> set[int]:
 
 
 def _check_buffers(program: Program, parts: Sequence[Program], step: StepPlan) -> None:
-    """A buffer that changes must be where it changes alone."""
+    """UsageError for a buffer that changes in one part and is in another one, too."""
     paths = {b.value: b.path for b in program.buffers}
     for buffer, _ in program.buffer_updates:
         holders = [number for number, part in enumerate(parts) if buffer in {b.value for b in part.buffers}]
@@ -309,7 +309,7 @@ def _check_buffers(program: Program, parts: Sequence[Program], step: StepPlan) -
 
 
 def _check_weights(parts: Sequence[Program], step: StepPlan) -> None:
-    """Two parts of one stage would hold a weight twice."""
+    """UsageError if two parts of one stage read a trainable weight: they would hold it twice."""
     for number, (stage, part) in enumerate(zip(step.part_stages, parts, strict=True)):
         later = {p.path for other in step.parts_of(stage) if other > number for p in parts[other].parameters}
         for parameter in part.parameters:
@@ -323,7 +323,7 @@ def _check_weights(parts: Sequence[Program], step: StepPlan) -> None:
 
 
 def _check_meshes(parts: Sequence[Program], step: StepPlan) -> None:
-    """Gradients of a weight that several places hold are summed shard by shard: these must be the same shards."""
+    """UsageError if a weight's places have different meshes: its gradients are summed shard by shard."""
     meshes = {stage: part.mesh for stage, part in zip(step.part_stages, parts, strict=True)}
     for path, stages in shared_parameters(parts, step).items():
         mesh_set = {meshes[stage] for stage in stages}

@@ -1,4 +1,4 @@
-"""Can a step be made as its plan says? The errors are those that MindSpore documents for pipelines, and a few more.
+"""Checks of a step against its plan. The errors are those that MindSpore documents for pipelines, and a few more.
 
 Unequal shares of the batch: of each micro-batch's slices, one for each coordinate of the mesh's first axis, devices
 compute as many as they are fast. What runs within a micro-batch may then not communicate over that axis: its devices
@@ -27,7 +27,7 @@ _STATIC = "parallel_loss"  # divides by a count that is known
 
 
 def check_step(step: StepPlan, graph: Graph) -> None:
-    """UsageError says what is wrong with `step` and what to try."""
+    """Raises UsageError, which says what is wrong with `step` and what to try."""
     _check_counts(step, graph)
     if step.parts:
         _check_parts(step, graph)
@@ -69,7 +69,7 @@ def _check_counts(step: StepPlan, graph: Graph) -> None:
 
 
 def check_passes(count: int, parts: int) -> None:
-    """UsageError where `count` micro-batches through so many parts are more than can be simulated and shown."""
+    """Raises UsageError if `count` micro-batches through `parts` parts are more than can be simulated and shown."""
     if count * parts > MOST_PASSES:
         message = f"{counted(count, 'micro-batch')} through {counted(parts, 'part')} of the model"
         near = max(1, MOST_PASSES // parts)
@@ -77,7 +77,7 @@ def check_passes(count: int, parts: int) -> None:
 
 
 def check_counts(count: int, stages: int, virtual: int, schedule: str) -> None:
-    """UsageError where a schedule has no order for `count` micro-batches on stages of `virtual` parts."""
+    """Raises UsageError if a schedule has no order for `count` micro-batches on stages of `virtual` parts."""
     check_passes(count, stages * virtual)
     if count < stages:
         raise UsageError(
@@ -95,7 +95,7 @@ def check_counts(count: int, stages: int, virtual: int, schedule: str) -> None:
 
 
 def check_one_batch(step: StepPlan, what: str) -> None:
-    """UsageError where `what` is about a step of one micro-batch on one stage, and this one is not."""
+    """Raises UsageError if `what` needs a step of one micro-batch on one stage, and `step` is not one."""
     if step.micro_batches > 1 or step.parts:
         stages = f" on {step.stages} stages" if step.parts else ""
         message = f"{what} knows a step of one micro-batch, and this plan's has {step.micro_batches}{stages}"
@@ -104,7 +104,7 @@ def check_one_batch(step: StepPlan, what: str) -> None:
 
 
 def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:
-    """Why backward can't compute module `path` again; "" where it can."""
+    """Reason why backward can't recompute module `path`; "" if it can."""
     updated = {buffer for buffer, _ in graph.buffer_updates}
     changing = [b.path for b in graph.buffers if b.tensor in updated and b.path.startswith(f"{path}.")]
     if changing:
@@ -161,7 +161,7 @@ def _check_placed(step: StepPlan, graph: Graph) -> None:
 
 
 def micro_batches_of(graph: Graph, global_batch: int) -> int:
-    """How many micro-batches of the captured size make `global_batch` samples. UsageError says what would divide."""
+    """Number of micro-batches of the captured size in `global_batch` samples. UsageError suggests ones that fit."""
     size = batch_size(graph)
     if global_batch % size or global_batch < size:
         below, above = global_batch // size * size, -(-global_batch // size) * size
@@ -180,8 +180,8 @@ def micro_batches_of(graph: Graph, global_batch: int) -> int:
 
 
 def dealt(seconds: Sequence[float], slices: int) -> tuple[int, ...]:
-    """How many of so many `slices` each coordinate computes, one at least, so that the last is done soonest. `seconds`:
-    what one takes on each. The next slice always goes to who is done with it first: no exchange of two is better."""
+    """Number of `slices` that each coordinate computes, at least one, so that the last finishes soonest. `seconds`:
+    time of one slice on each. The next slice always goes to the first to finish it: no exchange of two is better."""
     counts, waiting = [1] * len(seconds), [(2 * duration, duration, number) for number, duration in enumerate(seconds)]
     heapify(waiting)
     for _ in range(slices - len(seconds)):
@@ -192,7 +192,7 @@ def dealt(seconds: Sequence[float], slices: int) -> tuple[int, ...]:
 
 
 def share_words(step: StepPlan, mesh: Mesh) -> str:
-    """Which ranks compute how many slices; "" of equal shares."""
+    """Text on which ranks compute how many slices; "" for equal shares."""
     if not step.batch_shares:
         return ""
     size, first, texts = mesh.size // mesh.sizes[0], 0, list[str]()
@@ -206,7 +206,7 @@ def share_words(step: StepPlan, mesh: Mesh) -> str:
 
 
 def check_batch_shares(program: Program, dynamic: bool = False) -> None:
-    """UsageError where the program can't run in unequal shares. `dynamic`: sizes differ from step to step."""
+    """Raises UsageError if the program can't run in unequal shares. `dynamic`: sizes differ from step to step."""
     step, (axis, size) = program.step, program.mesh.axes[0]
     if not step.batch_shares:
         return
@@ -221,7 +221,7 @@ def check_batch_shares(program: Program, dynamic: bool = False) -> None:
 
 
 def _obstacles(program: Program) -> Iterator[str]:
-    """Why devices along the first axis can't compute unequal shares."""
+    """Reasons why devices along the first axis can't compute unequal shares."""
     axis = program.mesh.names[0]
     if program.step.parts or program.others:
         yield "the step has stages or places, whose devices give each other every micro-batch"
@@ -247,8 +247,8 @@ def _may_be_sliced(step: Compute) -> bool:
 
 
 def _read_layout(layout: Layout) -> Layout:
-    """How an input is read for slices, of one that is cut so: whole over the first axis, and over those that cut what
-    it leaves of the same dim."""
+    """Layout in which an input that is split into slices is read: whole over the first axis, and over those that shard
+    what the first axis leaves of the same dim."""
     first = layout.placements[0]
     if not isinstance(first, Shard):
         return layout
@@ -259,6 +259,6 @@ def _read_layout(layout: Layout) -> Layout:
 
 
 def input_layout(program: Program, name: str) -> Layout:
-    """The layout in which an input is read."""
+    """Layout in which an input is read."""
     layout = program.value(name).layout
     return _read_layout(layout) if program.step.batch_shares else layout

@@ -1,11 +1,11 @@
-"""Which stored weights are gathered together: those of a block, whose modules stand in one item of a list.
+"""Buckets of stored weights that are gathered together: those of a block, whose modules stand in one item of a list.
 
-In mixed precision some move in the low one and norms in the high one: they go together all the same, as bytes, for
+In mixed precision some weights move in low precision and norms in high: they go together all the same, as bytes, for
 their gradients are summed in one dtype.
 
 What comes before the first block goes with it, for nothing could hide its gather; a small rest goes with the block
-before it. A weight that is used elsewhere too, as a tied embedding, goes by itself; one that is read on another way
-than its gather too is in no bucket, so that the whole of its gradient comes at once. The bucket used last in forward is
+before it. A weight that is also used elsewhere, such as a tied embedding, goes by itself; one that is also read other
+than through its gather is in no bucket, so that all of its gradient comes at once. The bucket used last in forward is
 used first in backward, and stays whole.
 """
 
@@ -27,7 +27,7 @@ _Uses = dict[str, tuple[list[int], list[int]]]
 
 @dataclass(frozen=True)
 class _Gather:
-    """A collective that can go with others. `block` is "" outside all blocks; `alone` where it is used elsewhere."""
+    """A collective that can go with others. `block` is "" outside all blocks; `alone` if it is used elsewhere."""
 
     position: int
     axes: tuple[str, ...]
@@ -47,8 +47,8 @@ def weight_buckets(
     fusion: Sequence[Fusion] = (),
     once: bool = False,
 ) -> tuple[WeightBucket, ...]:
-    """In the order of their first use; one for each set of axes and dtype of gradients in a block, or by the plan's
-    `fusion`. `once`: the step gathers weights once (ZeRO 1 and 2); those that are gathered again go by themselves."""
+    """Buckets in the order of first use; one for each set of axes and dtype of gradients in a block, or by the plan's
+    `fusion`. `once`: the step gathers weights once (ZeRO 1 and 2); those gathered again go by themselves."""
     all_gather = next((one for one in fusion if one.collective == "all_gather"), None)
     limit = None if all_gather is None else all_gather.bucket_bytes
 
@@ -72,8 +72,8 @@ def weight_buckets(
 
 
 def _split(run: list[_Gather], size: Callable[[list[_Gather]], int], limit: float | None) -> list[list[_Gather]]:
-    """What goes together, in order of its first: one for each set of axes and dtype of gradients, or more of at most
-    `limit`."""
+    """Groups of gathers that go together, in order of their first: one per set of axes and gradient dtype, or several
+    of at most `limit` bytes."""
     kinds: dict[tuple[tuple[str, ...], str], list[list[_Gather]]] = {}
     for gather in run:
         groups = kinds.setdefault((gather.axes, gather.dtype), [])
@@ -99,7 +99,7 @@ def _buckets(groups: list[list[_Gather]], block: int, kept: bool) -> list[Weight
 
 
 def _apart(gathers: list[_Gather]) -> list[_Gather]:
-    """Alone goes what stays in use over a block: a tied embedding."""
+    """Gathers, marked `alone` if they stay in use over a block, as a tied embedding does."""
     blocks = [gather.position for gather in gathers if gather.block]
     return [
         replace(
@@ -112,7 +112,7 @@ def _apart(gathers: list[_Gather]) -> list[_Gather]:
 def _merged(
     groups: list[list[_Gather]], size: Callable[[list[_Gather]], int], limit: float | None
 ) -> list[list[_Gather]]:
-    """What stands before the first block, and small rests after one, join it. By a `limit`, so do blocks within it."""
+    """Groups, with those before the first block and small rests joined to it; given a `limit`, blocks within it too."""
     result: list[list[_Gather]] = []
     for group in groups:
         before = result[-1] if result else None
@@ -126,7 +126,7 @@ def _merged(
 
 
 def _is_rest(before: list[_Gather], group: list[_Gather], size: int) -> bool:
-    """`before` stands outside all blocks and `group` in one, or `group` is a small rest."""
+    """True if `before` is outside all blocks and `group` in one, or if `group` is a small rest."""
     first = all(gather.block == "" for gather in before) and group[0].block != ""
     return first or (group[0].block == "" and size < FIRST_BUCKET_BYTES)
 
@@ -134,7 +134,7 @@ def _is_rest(before: list[_Gather], group: list[_Gather], size: int) -> bool:
 def gathered_once(
     parameters: Sequence[ProgramParameter], instructions: Sequence[Instruction], values: Mapping[str, LocalValue]
 ) -> frozenset[int]:
-    """Of a step that gathers weights once: the collectives that can go with others."""
+    """Positions of the collectives that can go with others in a step that gathers weights once."""
     flat = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
     return frozenset(gather.position for gather in _found(flat, parameters, instructions, values, once=True))
 
@@ -145,7 +145,7 @@ def _gathers(
     values: Mapping[str, LocalValue],
     once: bool,
 ) -> list[_Gather]:
-    """The collectives that gather a trainable weight, alone on its way: `once` a step, or again once at most."""
+    """Collectives that gather a trainable weight, alone on its way: `once` a step, or again at most once."""
     steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
     gathering = [(i, step) for i, step in steps if (step.once if once else step.again)]
     return _found(gathering, parameters, instructions, values, once)
@@ -158,7 +158,7 @@ def _found(
     values: Mapping[str, LocalValue],
     once: bool,
 ) -> list[_Gather]:
-    """Of the collectives `flat`. What is gathered `once` a step may be cast after that."""
+    """Gathers among the collectives `flat`. Weights that are gathered `once` a step may be cast afterwards."""
     steps = weight_steps(instructions, [p.value for p in parameters], values)
     trainable = {p.value for p in parameters if p.trainable}
     uses = _uses(instructions)
@@ -185,8 +185,8 @@ def _found(
 def _moved_on(
     steps: Mapping[str, tuple[int, ...]], instructions: Sequence[Instruction], uses: _Uses, once: bool
 ) -> frozenset[int]:
-    """After which a weight goes on over the network, or to what the backward makes anew by all of its way: a bias, of
-    which it makes none, may be cast, masked or sliced after. Of what is gathered `once`, those before a collective."""
+    """Collectives after which a weight moves on over the network, or to values whose whole way backward redoes: a bias,
+    of which it redoes none, may be cast, masked or sliced after. With `once`, those before a collective."""
     moved = set()
     for name, chain in steps.items():
         for place, index in enumerate(chain):
@@ -208,7 +208,7 @@ def _is_flat(step: Collective) -> bool:
 
 
 def _uses(instructions: Sequence[Instruction]) -> _Uses:
-    """Value -> who reads it, and whose backward makes it again."""
+    """Value -> instructions that read it, and those whose backward remakes it."""
     uses: _Uses = {}
     for index, instruction in enumerate(instructions):
         for name in filter(None, operands_of(instruction)):
@@ -220,7 +220,7 @@ def _uses(instructions: Sequence[Instruction]) -> _Uses:
 
 
 def block_of(module: str) -> str:
-    """The path up to its first number: `model.layers.3` of model.layers.3.mlp.up_proj; "" without one."""
+    """Module path up to its first number: `model.layers.3` of model.layers.3.mlp.up_proj; "" without one."""
     parts = module.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():
@@ -229,14 +229,14 @@ def block_of(module: str) -> str:
 
 
 def given_at(buckets: Sequence[WeightBucket]) -> dict[int, int]:
-    """Gather -> the instruction after whose backward its parameter has its gradient: with the first bucket of the next
-    block complete."""
+    """Gather -> instruction after whose backward its parameter has its gradient: when the first bucket of the next
+    block is complete."""
     return {position: end for bucket, end in scattered_until(buckets) for position in bucket.gathers}
 
 
 def scattered_until(buckets: Sequence[WeightBucket]) -> list[tuple[WeightBucket, int]]:
-    """In the order of backward: each, and the instruction whose backward completes the first one of the next block, at
-    which its reduce-scatter is waited for; 0 without one."""
+    """Buckets in the order of backward, each with the instruction whose backward completes the first bucket of the next
+    block, at which its reduce-scatter is waited for; 0 without one."""
     order = sorted(buckets, key=lambda bucket: -min(bucket.gathers))
     return [
         (bucket, next((min(later.gathers) for later in order[i + 1 :] if later.block != bucket.block), 0))
@@ -245,7 +245,7 @@ def scattered_until(buckets: Sequence[WeightBucket]) -> list[tuple[WeightBucket,
 
 
 def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
-    """Of the bucket's weights, in order."""
+    """Paths of the bucket's weights, in order."""
     paths = {p.value: p.path for p in program.parameters}
     steps = program.once(weight_ways)
     ordered = []
@@ -257,7 +257,7 @@ def parameter_paths(program: Program, bucket: WeightBucket) -> tuple[str, ...]:
 
 
 def paths_by_dtype(program: Program, bucket: WeightBucket) -> dict[str, list[str]]:
-    """The same by the dtype in which each is gathered."""
+    """Paths of the bucket's weights by the dtype in which each is gathered."""
     by_dtype: dict[str, list[str]] = {}
     for position, path in zip(bucket.gathers, parameter_paths(program, bucket), strict=True):
         step = program.instructions[position]
@@ -267,6 +267,6 @@ def paths_by_dtype(program: Program, bucket: WeightBucket) -> dict[str, list[str
 
 
 def bucket_bytes(program: Program, bucket: WeightBucket) -> float:
-    """Of the whole weights, on the device that holds most."""
+    """Bytes of the bucket's whole weights, on the device that holds most."""
     steps = [program.instructions[position] for position in bucket.gathers]
     return float(sum(local_bytes(program.value(s.result), program.mesh) for s in steps if isinstance(s, Collective)))

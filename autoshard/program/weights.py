@@ -1,6 +1,6 @@
-"""The way of a weight from where it is stored to where it is used: collectives, and casts to another precision.
+"""Steps of a weight from its storage to its use: collectives, and casts to another precision.
 
-What was gathered on the way is not kept for backward: the backward of each operator that needs it makes it anew, by the
+Values gathered on the way are not kept for backward: the backward of each operator that needs one remakes it by the
 same steps. Which operators these are is decided here, from the graph; costs, simulator, emitted code and verification
 follow it. Around a cast, values move in the low precision and gradients in the high one.
 """
@@ -26,9 +26,9 @@ _FLAT = ("all_gather", "reduce_scatter")  # what weights do together
 def weight_steps(
     instructions: Sequence[Instruction], parameters: Iterable[str], values: Mapping[str, LocalValue]
 ) -> dict[str, tuple[int, ...]]:
-    """Value -> the instructions that make it of a parameter, where these are collectives and casts alone.
+    """Value -> the instructions that make it from a parameter, if these are only collectives and casts.
 
-    `parameters` are values, as they are stored: each is made of nothing.
+    `parameters` are values as stored: each is made from nothing.
     """
     steps: dict[str, tuple[int, ...]] = dict.fromkeys(parameters, ())
     for index, instruction in enumerate(instructions):
@@ -40,27 +40,27 @@ def weight_steps(
 
 
 def weight_ways(program: Program) -> dict[str, tuple[int, ...]]:
-    """The same of a program; `program.once(weight_ways)`."""
+    """Value -> `weight_steps` that make it in this program; use `program.once(weight_ways)`."""
     return weight_steps(program.instructions, [p.value for p in program.parameters], program.by_name)
 
 
 def source_of(instruction: Instruction) -> str | None:
-    """What a collective or a cast is given."""
+    """Operand of a collective or a cast; None for other instructions."""
     if isinstance(instruction, Collective):
         return instruction.operand
     return instruction.operands[0] if instruction.target == CAST and not instruction.variant else None
 
 
 def gathered_weights(program: Program) -> frozenset[str]:
-    """What is made of weights that were gathered for use."""
+    """Values made from weights that were gathered for use."""
     steps = program.once(weight_ways)
     regathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
     return frozenset(name for name, chain in steps.items() if not regathered.isdisjoint(chain))
 
 
 def careful_casts(program: Program) -> frozenset[str]:
-    """The results of casts of weights around which anything is moved: their gradients are reduced in the precision
-    before the cast, and what was gathered is cast again."""
+    """Results of casts of weights around which anything moves: their gradients are reduced in the precision before the
+    cast, and gathered values are cast again."""
     if not program.has_backward:
         return frozenset()
     steps = program.once(weight_ways)
@@ -78,10 +78,10 @@ def with_gathers(
     recomputed: Iterable[str] = (),
     once: frozenset[int] = frozenset(),
 ) -> tuple[Instruction, ...]:
-    """The instructions with what is gathered again, and in which precision gradients are reduced.
+    """Instructions, marked with what backward gathers again and the precision in which gradients are reduced.
 
-    In the modules `recomputed` nothing is: backward runs their gathers again with all else. Nor is what is gathered
-    `once` a step.
+    Nothing is gathered again in the modules `recomputed`, whose gathers backward reruns with all else, nor where a
+    weight is gathered `once` a step.
     """
     if graph.loss is None:
         return tuple(instructions)
@@ -124,7 +124,7 @@ def _gradient_dtype(
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
 ) -> str:
-    """That of the parameter, where a weight was cast before this step."""
+    """Dtype of the parameter if a weight was cast before this step, else ""."""
     chain = steps.get(step.operand, ())
     stored = source_of(instructions[chain[0]]) if chain else None
     dtype = values[stored].dtype if stored is not None else ""
@@ -132,7 +132,7 @@ def _gradient_dtype(
 
 
 def weight_way(steps: Sequence[PlanStep], layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> list[PlanStep]:
-    """The steps that a weight of `shape`, stored in `layout`, really takes: in the form in which those of a block go
+    """Steps that a weight of `shape`, stored in `layout`, really takes: in the form in which a block's weights go
     together. A plan prices each redistribution alone; one gather and one scatter for many weights are cheaper."""
     joined: list[PlanStep] = []
     for step in _gathered_first(_scattered(steps)):
@@ -145,7 +145,7 @@ def weight_way(steps: Sequence[PlanStep], layout: Layout, shape: tuple[int, ...]
 
 
 def _gathered_first(steps: Sequence[PlanStep]) -> list[PlanStep]:
-    """The same with gathers before what is masked over other axes: only what is stored goes together with others."""
+    """Steps with gathers moved before masks over other axes: only stored values go together with others."""
     ordered: list[PlanStep] = []
     for step in steps:
         place = len(ordered)
@@ -160,7 +160,7 @@ def _goes_after(masking: PlanStep, gather: PlanStep) -> bool:
 
 
 def _at_once(one: PlanStep, other: PlanStep, layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> PlanStep | None:
-    """Two gathers, one after the other, as one over the axes of both; None where their cuts are not one cut."""
+    """Two gathers, one after the other, as one over the axes of both; None if their shards are not one shard."""
     if any((step.forward, step.backward) != _FLAT for step in (one, other)):
         return None
     axes = sorted(mesh.index(axis) for axis in (*one.axes, *other.axes))
@@ -183,7 +183,7 @@ def _at_once(one: PlanStep, other: PlanStep, layout: Layout, shape: tuple[int, .
 
 
 def _scattered(steps: Sequence[PlanStep]) -> list[PlanStep]:
-    """The steps of a weight: a gather whose gradient is all-reduced in the next step, and sliced, scatters it at once.
+    """Steps of a weight, in which a gather whose gradient is next all-reduced and sliced reduce-scatters it at once.
 
     A small all-reduce may be cheaper than a reduce-scatter alone, but the weights of a block go together."""
     joined: list[PlanStep] = []

@@ -1,4 +1,4 @@
-"""From one layout to another by the cheapest sequence of collectives, with its price and runtime arguments.
+"""Redistribution from one layout to another by the cheapest collectives, with its price and runtime arguments.
 
 A step changes the placement of one or several mesh axes; its forward acts on the value, its backward on the gradient.
 The cheapest way is a shortest path over layouts by the steps of the pair table, or the direct one by an exchange.
@@ -70,12 +70,12 @@ FEW = 64  # pairs, whose prices are remembered
 
 @lru_cache(maxsize=4096)
 def path(source: Layout, target: Layout, terms: Terms) -> Path:
-    """The cheapest way from `source` to `target`; there always is one."""
+    """Cheapest way from `source` to `target`; there always is one."""
     return _prices((source,), (target,), terms).path(source, target)
 
 
 def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
-    """Seconds of `path` for all pairs, as [source, target]: `forward_times` the forward, and the backward."""
+    """Seconds of `path` for all pairs, as [source, target]: `forward_times` the forward, plus the backward."""
     if len(sources) * len(targets) <= FEW:
         return _few_pairs(tuple(sources), tuple(targets), terms)
     return _prices(sources, targets, terms).all_pairs(sources, targets)
@@ -83,14 +83,14 @@ def all_pairs(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms
 
 @lru_cache(maxsize=4096)
 def _few_pairs(sources: tuple[Layout, ...], targets: tuple[Layout, ...], terms: Terms) -> Floats:
-    """Read-only."""
+    """Seconds of `path` for few pairs, cached and read-only."""
     seconds = _prices(sources, targets, terms).all_pairs(sources, targets)
     seconds.flags.writeable = False
     return seconds
 
 
 def deferred_seconds(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> Floats:
-    """Of these the seconds of all-reduces that a parameter's gradient may leave to the end of a step."""
+    """Seconds of those all-reduces in `path` that a parameter's gradient may leave to the end of a step, all pairs."""
     total: Floats = np.zeros((len(sources), len(targets)))
     for (phase, _), seconds in path_parts(sources, targets, terms).seconds.items():
         if phase == SUM:
@@ -99,7 +99,7 @@ def deferred_seconds(sources: Sequence[Layout], targets: Sequence[Layout], terms
 
 
 def steps_between(sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> list[tuple[Layout, Step]]:
-    """Steps, each with the layout it starts from, on the ways that `path` gives for all pairs.
+    """Steps, each with its start layout, on the ways that `path` gives for all pairs.
 
     All distinct ones by the table; of the direct ways those between layouts of different kinds.
     """

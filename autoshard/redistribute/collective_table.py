@@ -1,4 +1,4 @@
-"""Every collective as a record, and the pair table: what a step from one placement to another does, and why.
+"""Collectives as records, and the pair table: what a step from one placement to another does, and why.
 
 A new collective is a record of `COLLECTIVES` and a function of that name in the runtime (`emit/runtime/`); where a step
 of a redistribution takes it, also a row of `CHANGES`. Prices, buffers, emitted code and its check, the simulated step,
@@ -19,11 +19,11 @@ COPY = "copy"  # a pass over memory, without communication
 
 @dataclass(frozen=True)
 class CollectiveKind:
-    """What a step of a redistribution, an operator's variant or a stage may do with others, or alone.
+    """A communication or local action of a redistribution step, an operator's variant or a stage.
 
-    Over links (see costs/collective.py): `constants` names whose constants price it, "" where no link carries it as it
-    is; `passes` are its trips around a ring; `route` is the pattern of the links: ring, chain, exchange (all pairs) or
-    send (to the next member). `relative`: the constant of its rate compared with that of `constants`.
+    Over links (see costs/collective.py): `constants` names whose constants price it, "" if no link carries it itself;
+    `passes` are its trips around a ring; `route` is the pattern of the links: ring, chain, exchange (all pairs) or send
+    (to the next member). `relative`: the constant of its rate compared with that of `constants`.
 
     As a step: `sent_as` is the collective that moves it, COPY or "" for nothing (None: itself). It moves `factor` times
     the bytes of the local tensor that is `given` or `made`, the `larger` or the `smaller` of both, or of `both`; times
@@ -69,7 +69,7 @@ class CollectiveKind:
 
 
 def _local(name: str, call: str, grad: str | None, cuts: bool = False, by_index: bool = False) -> CollectiveKind:
-    """`cuts`: reads and writes only what stays; the others read and write everything."""
+    """Local action. `cuts`: it reads and writes only what stays; others read and write everything."""
     factor, of = (2, "smaller") if cuts else (1, "both")
     return CollectiveKind(name, sent_as=COPY, factor=factor, bytes_of=of, by_index=by_index, call=call, grad=grad)
 
@@ -122,7 +122,7 @@ CALLS |= {call: "reduce_scatter" for row in _ALL for call in (row.again, row.onc
 
 
 class Change(NamedTuple):
-    """What a step does to the value and to its gradient, one of COLLECTIVES each, and why it is there, in words."""
+    """Action of a step on the value and on its gradient, one of COLLECTIVES each, and the reason for it in words."""
 
     forward: str
     backward: str
@@ -150,7 +150,7 @@ BACKWARD = {pair: change.backward for pair, change in CHANGES.items()}
 
 
 def kind(placement: Placement) -> str:
-    """`S`, `R`, `R+` or `P`: the row or column of the pair table."""
+    """Row or column of the pair table: `S`, `R`, `R+` or `P`."""
     if isinstance(placement, Shard):
         return "S"
     if isinstance(placement, Replicate):
@@ -161,7 +161,7 @@ def kind(placement: Placement) -> str:
 def runtime_call(
     before: Placement, after: Placement, regather: bool = False, once: bool = False
 ) -> tuple[str, str | None]:
-    """The runtime function of a step by the table, with its `grad` (None for one that has none)."""
+    """Runtime function of a step by the table, with its `grad` (None if it has none)."""
     change = CHANGES[kind(before), kind(after)]
     row = COLLECTIVES[change.forward]
     name = (regather and row.again) or (once and row.once) or row.call
@@ -176,7 +176,7 @@ def reason(
     tensor: str,
     consumer: str,
 ) -> str:
-    """One line for the step `before` -> `after` of `tensor` over `axes`, done for `consumer`."""
+    """Sentence on why the step `before` -> `after` of `tensor` over `axes` is done for `consumer`."""
     over = " and ".join(axes)
     if by_index:
         there, here = (" ".join(map(str, placements)) for placements in (after, before))

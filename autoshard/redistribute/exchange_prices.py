@@ -46,7 +46,7 @@ def pair_codes(sources: Sequence[Layout], targets: Sequence[Layout]) -> Integers
 
 
 def _columns(layouts: Sequence[Layout]) -> list[tuple[Integers, Integers, list[Placement]]]:
-    """Of each axis, per layout: kind, dim that is cut or -1, placement."""
+    """Kind, sharded dim (-1 if none) and placement of each layout, for each axis."""
     columns = [list(column) for column in zip(*(layout.placements for layout in layouts), strict=True)]
     return [
         (
@@ -60,7 +60,7 @@ def _columns(layouts: Sequence[Layout]) -> list[tuple[Integers, Integers, list[P
 
 @dataclass(frozen=True)
 class MessageTerm:
-    """A message of a direct way: see Message; "before" and "after" the exchange."""
+    """A message of a direct way, see `Message`; "before" and "after" refer to the exchange."""
 
     backward: bool
     axes: tuple[int, ...]
@@ -69,14 +69,14 @@ class MessageTerm:
     of: str
 
     def full_bytes(self, before: Floats, after: Floats) -> Floats:
-        """For all pairs of the sizes before and after."""
+        """Full bytes for all pairs of the sizes before and after."""
         return Message(self.primitive, self.factor, self.of).full_bytes(before[:, None], after[None, :])
 
 
 class Signatures:
-    """Which messages a code means on one mesh; many codes mean the same. Filled as codes occur.
+    """Messages that each code means on one mesh; many codes mean the same. Filled as codes occur.
 
-    The last bit of a code: whether the tensor gets no larger.
+    The last bit of a code: True if the tensor gets no larger.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -86,7 +86,7 @@ class Signatures:
         self._known: dict[int, tuple[int, bool]] = {}
 
     def of(self, code: int) -> tuple[int, bool]:
-        """The number of the sum of terms that a code means, and whether it really exchanges."""
+        """Number of the sum of terms that a code means, and True if it really exchanges."""
         if code not in self._known:
             steps = _example_steps(code // 2, len(self.mesh.axes), bool(code % 2))
             positions = sorted(self.terms.setdefault(term, len(self.terms)) for term in _terms(steps, self.mesh))
@@ -99,7 +99,7 @@ signatures = lru_cache(maxsize=64)(Signatures)
 
 
 def _terms(steps: Sequence[Step], mesh: Mesh) -> list[MessageTerm]:
-    """The messages of a direct way. A step of the table beside the exchange changes no size."""
+    """Messages of a direct way. A step of the table next to the exchange changes no size."""
     terms = []
     side = "before" if any(step.by_index for step in steps) else "after"
     for step in steps:
@@ -144,7 +144,7 @@ def direct_seconds(
     mesh: Mesh,
     term_seconds: Callable[[MessageTerm, Floats, Floats], Floats | float],
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """[source, target] -> seconds, and where they really exchange.
+    """[source, target] -> seconds, and a mask of the pairs that really exchange.
 
     `term_seconds` prices a term for all pairs of the sizes before and after.
     """
@@ -166,7 +166,7 @@ def direct_seconds(
 
 
 def distinct(codes: Integers, count: int) -> tuple[Integers, Integers]:
-    """The codes below `count` that occur, ascending, and the position of each of `codes` among them."""
+    """Codes below `count` that occur, ascending, and the position of each of `codes` among them."""
     if count > codes.size * codes.size.bit_length():  # to sort them is less work
         uniques, position = np.unique(codes, return_inverse=True)
         return uniques, position.reshape(codes.shape)

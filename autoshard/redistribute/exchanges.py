@@ -1,7 +1,7 @@
-"""The direct way from one layout to another: one exchange over all axes whose shards change, and what goes beside it.
+"""Direct ways between layouts: one exchange over all axes whose shards change, and table steps next to it.
 
-An exchange brings every device what it needs and lacks, by index sets, whatever the cuts are (uneven, in blocks,
-through blocks, nested, swapped). Beside it stand steps of the pair table over the axes that hold the same of the value
+An exchange brings every device what it needs and lacks, by index sets, whatever the shards are (uneven, in blocks,
+through blocks, nested, swapped). Next to it stand steps of the pair table over the axes that hold the same of the value
 before and after (P to R, R to R+ and so on). So there is a way between any two layouts.
 """
 
@@ -19,7 +19,7 @@ OWN_WAY_BACK = frozenset({("R", "S"), ("S", "R"), ("S", "P")})
 
 
 def direct_steps(source: Layout, target: Layout, shrinks: bool, all_to_all: bool = True) -> tuple[Step, ...]:
-    """`shrinks`: the local tensor of `target` is no larger than that of `source`, so that other steps come after."""
+    """Steps of the direct way. `shrinks`: `target`'s local tensor is no larger, so that other steps come after."""
     pairs = _kinds(source, target)
     start, stop = list(source.placements), list(target.placements)
     apart = not all_to_all or not OWN_WAY_BACK.isdisjoint(pairs.values())
@@ -39,7 +39,7 @@ def direct_steps(source: Layout, target: Layout, shrinks: bool, all_to_all: bool
 
 
 def _kinds(source: Layout, target: Layout) -> dict[int, tuple[str, str]]:
-    """Of the axes that change."""
+    """Kinds before and after, for each axis that changes."""
     pairs = enumerate(zip(source.placements, target.placements, strict=True))
     return {axis: (kind(x), kind(y)) for axis, (x, y) in pairs if x is not y and x != y}
 
@@ -63,7 +63,7 @@ def really_exchanges(steps: Sequence[Step]) -> bool:
 
 
 def _by_table(source: Layout, target: Layout) -> list[Step]:
-    """One step for each pair of kinds, over all axes that have it; they commute."""
+    """Steps of the pair table, one for each pair of kinds, over all axes that have it; they commute."""
     groups: dict[tuple[str, str], list[int]] = {}
     for axis, pair in _kinds(source, target).items():
         groups.setdefault(pair, []).append(axis)
@@ -82,7 +82,7 @@ def _by_index(source: Layout, target: Layout, all_to_all: bool) -> Step:
 
 
 def exchange_axes(source: Layout, target: Layout) -> tuple[int, ...]:
-    """The axes over which data move: those that change, and shards inside one that changes on the same dim."""
+    """Axes over which data move: those that change, and shards inside one that changes on the same dim."""
     axes: list[int] = []
     touched: set[int] = set()  # dims that an outer axis cuts otherwise
     for axis, (x, y) in enumerate(zip(source.placements, target.placements, strict=True)):

@@ -1,7 +1,7 @@
-"""What the cheapest ways between layouts occupy: seconds of local passes and of each group of axes, apart by phase.
+"""Costs of the cheapest ways between layouts: seconds of local passes and of each group of axes, by phase.
 
-A bound on a step counts these; it may count too little, never too much. So packing for an exchange is left out, and
-what a way takes where all-to-all is forbidden and the pair table has no way.
+A bound on a step counts these; it may count too little, never too much. So it leaves out packing for an exchange, and
+the cost of a way for which all-to-all is forbidden and the pair table has none.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PathParts:
     elements: Integers
 
     def goes_alone(self, sources: Sequence[Layout]) -> NDArray[np.bool_]:
-        """[source, target]: whether none of the forward's collectives can be part of a gather of many weights: there
-        are several, or one that is no gather, and no two become one."""
+        """[source, target]: True if no collective of the forward can join a gather of many weights: there are several,
+        or one that is no gather, and no two become one."""
         alone = np.zeros(self.summed.shape, bool)
         for (phase, axes), seconds in self.seconds.items():
             if phase == FORWARD and axes:
@@ -62,14 +62,14 @@ class PathParts:
         return alone & ~self.may_join(sources)
 
     def may_join(self, sources: Sequence[Layout]) -> NDArray[np.bool_]:
-        """[source, target]: whether two gathers of a way may become one, as those of one dim that the source cuts."""
+        """[source, target]: True if two gathers of a way may become one, as those of one dim that the source shards."""
         joined = np.zeros(self.summed.shape, bool)
         for (there, dims), (also, more) in combinations(self._gathers(sources), 2):
             joined |= there & also & ((dims & more) != 0)
         return joined
 
     def _gathers(self, sources: Sequence[Layout]) -> list[tuple[NDArray[np.bool_], Integers]]:
-        """Of each group of axes, where it is gathered over, and the dims of each source that this gathers."""
+        """Mask of the pairs that gather, and the dims of each source that this gathers, for each group of axes."""
         gathers = [(axes, seconds) for (phase, axes), seconds in self.seconds.items() if phase == GATHER and axes]
         return [(got > 0, np.array([_dims(source, axes) for source in sources])[:, None]) for axes, got in gathers]
 
@@ -77,13 +77,13 @@ class PathParts:
 def path_parts(
     sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms, least: Least | None = None
 ) -> PathParts:
-    """Of the ways that `path` gives for all pairs; with `least`, at these seconds of a collective."""
+    """Costs of the ways that `path` gives for all pairs; with `least`, at these seconds of a collective."""
     return PathCosts(sources, targets, terms).parts(least)
 
 
 class PathCosts:
-    """The cheapest ways between all pairs, found once, whatever their parts are then counted in. `seconds[source,
-    target]`: of `path`, the forward as often as it is paid."""
+    """Cheapest ways between all pairs, found once, whatever their parts are counted in. `seconds[source, target]`: of
+    `path`, with the forward counted as often as it is paid."""
 
     def __init__(self, sources: Sequence[Layout], targets: Sequence[Layout], terms: Terms) -> None:
         self.sources, self.targets = sources, targets
@@ -94,7 +94,7 @@ class PathCosts:
         self.previous = previous.astype(np.int16) if state_space.states <= np.iinfo(np.int16).max else previous
 
     def parts(self, least: Least | None = None, *, tasks: bool = True) -> PathParts:
-        """With `least`, at these seconds of a collective; without `tasks`, these are left out."""
+        """Parts of the costs. With `least`, at these seconds of a collective; without `tasks`, these are left out."""
         prices = copy(self.prices)
         if least is not None:
             prices.seconds = least
@@ -107,19 +107,19 @@ class PathCosts:
         return PathParts(dict(count.seconds), dict(count.tasks), count.summed, deferred, elements)
 
     def forget(self) -> None:
-        """Lets go of the steps, which are found again where they are needed."""
+        """Frees the steps, which are found again when needed."""
         for name in ("moves", "exchanges"):
             vars(self).pop(name, None)
 
     @cached_property
     def exchanges(self) -> _Exchanges | None:
-        """The ways that are no steps of the pair table."""
+        """Ways that are no steps of the pair table."""
         direct = self.prices.all_to_all and self.direct.any()
         return _exchanges(self.prices, self.sources, self.targets, self.direct) if direct else None
 
     @cached_property
     def moves(self) -> list[_LikeSteps]:
-        """All steps of the ways by the pair table, followed back from their ends at once."""
+        """Steps of all ways by the pair table, followed back from their ends at once."""
         moves: list[_LikeSteps] = []
         ways = np.flatnonzero(~self.direct)
         row, here = ways // len(self.stops), self.stops[ways % len(self.stops)]
@@ -136,8 +136,8 @@ class PathCosts:
 
 @dataclass(frozen=True, eq=False)
 class _LikeSteps:
-    """One step of each of `ways`, which are given by their place in a flat table: all do the same `pair` over the same
-    axes. `place`: of each, its edge among those whose ends hold `before` and `after` elements."""
+    """One step of each of `ways`, which are places in a flat table: all do the same `pair` over the same axes. `place`:
+    each step's edge among those whose ends hold `before` and `after` elements."""
 
     axes: Axes
     pair: int
@@ -184,8 +184,7 @@ class _Steps:
 
 
 class _Count:
-    """What the steps of all ways add up to. A way has one step at a time, so that each takes part in what is added for
-    its own step alone."""
+    """Sums over the steps of all ways. A way has one step at a time, so each addition is for one step of it alone."""
 
     def __init__(self, prices: Prices, shape: tuple[int, int], counts_tasks: bool) -> None:
         self.prices, self.counts_tasks = prices, counts_tasks
@@ -212,7 +211,7 @@ class _Count:
     def add(
         self, phases: Sequence[str], action: str, moves: _LikeSteps, before: Integers, after: Integers, widening: float
     ) -> None:
-        """The seconds of one action in all of these phases."""
+        """Adds the seconds of one action in all of these phases."""
         if not action:
             return
         prices, item_bytes, axes = self.prices, self.prices.item_bytes * widening, moves.axes
@@ -228,7 +227,7 @@ class _Count:
             self.take(phase, axes if action in CARRIED else (), moves.ways, seconds)
 
     def take(self, phase: str, axes: Axes, ways: Integers, seconds: Floats) -> None:
-        """A task of these seconds in each of the ways."""
+        """Adds a task of these seconds to each of the ways."""
         if self.counts_tasks:
             self.tasks[phase].reshape(-1)[ways] += seconds > 0
         self.seconds[phase, axes].reshape(-1)[ways] += seconds
@@ -236,8 +235,8 @@ class _Count:
 
 @dataclass(frozen=True, eq=False)
 class _Exchanges:
-    """The direct ways. `before`, `after`: the distinct bytes at their ends; of each kind of exchange, its messages and
-    its ways, which are given by their place in a flat table, with the places of their bytes."""
+    """Direct ways. `before`, `after`: the distinct bytes at their ends; `kinds`: for each kind of exchange, its
+    messages, its ways (places in a flat table) and the places of their bytes."""
 
     before: Floats
     after: Floats
@@ -268,7 +267,7 @@ def _exchanges(
 
 
 def _add_direct(count: _Count, prices: Prices, exchanges: _Exchanges) -> None:
-    """What the direct ways take."""
+    """Adds the cost of the direct ways to `count`."""
     shape = len(exchanges.before), len(exchanges.after)
     priced: dict[MessageTerm, Floats] = {}
     for terms, ways, row, column in exchanges.kinds:
@@ -280,7 +279,7 @@ def _add_direct(count: _Count, prices: Prices, exchanges: _Exchanges) -> None:
 
 
 def _add_term(count: _Count, term: MessageTerm, ways: Integers, seconds: Floats) -> None:
-    """A message of direct ways, which are given by their place in a flat table."""
+    """Adds a message of direct ways, which are places in a flat table."""
     back = SUM if term.primitive == "all_reduce" else BACKWARD
     if term.backward and back == SUM:  # beside the exchange, over other axes: R -> R+
         count.summed.reshape(-1)[ways] |= sum(1 << axis for axis in term.axes)
@@ -296,7 +295,7 @@ def _numbered(items: Sequence[object]) -> Integers:
 
 
 def _dims(layout: Layout, axes: Axes) -> int:
-    """The dims that a layout cuts over these axes, as bits; none where it does not cut over one of them."""
+    """Dims that a layout shards over these axes, as bits; none if it does not shard over one of them."""
     places = [layout.placements[axis] for axis in axes]
     return sum({1 << p.dim for p in places if isinstance(p, Shard)}) if all(isinstance(p, Shard) for p in places) else 0
 

@@ -1,4 +1,4 @@
-"""The price of every step, and the cheapest way: a shortest path by the pair table, or the direct way."""
+"""Prices of steps, and the cheapest way: a shortest path by the pair table, or the direct way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EXCHANGES = np.array([row.route == "exchange" for row in _DONE])
 
 @dataclass(frozen=True)
 class Pass:
-    """What a local slice, mask or padding takes: one kernel, whatever the number of axes."""
+    """Cost of a local slice, mask or padding: one kernel, whatever the number of axes."""
 
     launch_seconds: float
     seconds_per_byte: float  # read or written
@@ -113,7 +113,7 @@ class Prices:
 
     @cached_property
     def table_steps(self) -> StepGraph:
-        """Seconds of every step of the table, with a little more for each step."""
+        """Seconds of every step of the table, plus a little for each step."""
         parts = [self._weighted(m.axes, m.start, m.stop, m.pair) for m in self.space.moves()]
         start, stop, weight = (np.concatenate([part[i] for part in parts] or [np.zeros(0)]) for i in range(3))
         return step_graph(self.space.states, start.astype(np.int64), stop.astype(np.int64), weight)
@@ -140,7 +140,7 @@ class Prices:
         return start[possible], stop[possible], seconds[possible]
 
     def _action_table(self, axes: tuple[int, ...], widening: float) -> Floats:
-        """Seconds of each of _ACTIONS over these axes for each of the sizes that occur, so much widened."""
+        """Seconds of each of _ACTIONS over these axes for each size that occurs, `widening` times as large."""
         table = np.zeros((len(_ACTIONS), len(self.sizes)))
         for row, action in enumerate(_ACTIONS):
             if action in CARRIED:
@@ -157,8 +157,8 @@ class Prices:
         return self.found(sources, targets)[0]
 
     def found(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> tuple[Floats, Integers, NDArray[np.bool_]]:
-        """[source, target], seconds; [source, state], the state before on the way by the table, negative at its start;
-        and [source, target], is the direct way taken?"""
+        """Arrays: seconds [source, target]; the state before on the way by the table [source, state], negative at its
+        start; and True if the direct way is taken [source, target]."""
         starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
         reached, previous = shortest(self.table_steps, starts)
         seconds: Floats = reached[:, stops]
@@ -173,7 +173,7 @@ class Prices:
     def _direct_or_not(
         self, sources: Sequence[Layout], targets: Sequence[Layout], seconds: Floats, previous: Integers
     ) -> tuple[Floats, NDArray[np.bool_]]:
-        """Seconds of the direct way between all pairs, and where it is taken."""
+        """Seconds of the direct way between all pairs, and a mask of the pairs that take it."""
         starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
         direct, exchanges = self._all_direct(sources, targets, starts, stops)
         without = np.isinf(seconds) | self._swells(starts, stops, previous)
@@ -197,7 +197,7 @@ class Prices:
     def _all_direct(
         self, sources: Sequence[Layout], targets: Sequence[Layout], starts: Integers, stops: Integers
     ) -> tuple[Floats, NDArray[np.bool_]]:
-        """Seconds of the direct way between all pairs, and where it really exchanges."""
+        """Seconds of the direct way between all pairs, and a mask of the pairs that really exchange."""
         before, after = (self.space.elements[s].astype(np.float64) * self.item_bytes for s in (starts, stops))
         codes = pair_codes(sources, targets)
         return direct_seconds(codes, before, after, self.space.mesh, self._term_seconds)
@@ -208,7 +208,7 @@ class Prices:
         return times * self.term_seconds_once(term, before, after) if times else 0.0
 
     def term_seconds_once(self, term: MessageTerm, before: Floats, after: Floats) -> Floats | float:
-        """The same, paid once."""
+        """Seconds of the message, paid once."""
         sizes = term.full_bytes(before, after) * (self.widening if term.backward else 1.0)
         if term.primitive not in CARRIED:
             return self.local.seconds(sizes)
@@ -216,7 +216,7 @@ class Prices:
         return np.array([known[size] for size in sizes.flat]).reshape(sizes.shape)
 
     def _from(self, start: int) -> tuple[Floats, Integers]:
-        """(states,) each."""
+        """Seconds and previous states from `start`, (states,) each."""
         seconds, previous = shortest(self.table_steps, np.array([start]))
         return seconds[0], previous[0]
 
@@ -237,7 +237,7 @@ class Prices:
     def _is_direct(
         self, source: Layout, target: Layout, seconds: float, start: int, stop: int, previous: Integers
     ) -> bool:
-        """Is the direct way taken, where the one by the table takes so many seconds?"""
+        """True if the direct way is taken, when the way by the table takes so many `seconds`."""
         if math.isinf(seconds) or not self.all_to_all:
             return math.isinf(seconds)
         if self._swells(np.array([start]), np.array([stop]), previous[None, :])[0, 0]:
@@ -254,7 +254,7 @@ class Prices:
         return steps[::-1]
 
     def _step(self, start: int, stop: int) -> list[Step]:
-        """The step between two neighbouring states; none where a letter turns from source to target."""
+        """Step between two neighbouring states; none if a letter only turns from source to target."""
         source, target = self.space.layout(start), self.space.layout(stop)
         pairs = zip(source.placements, target.placements, strict=True)
         axes = [axis for axis, (x, y) in enumerate(pairs) if x != y]

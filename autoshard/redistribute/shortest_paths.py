@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """Steps between `states` states, by `stop`: those into `ends[i]` begin at `firsts[i]`."""
+    """Steps between `states` states, sorted by `stop`: those into `ends[i]` begin at `firsts[i]`."""
 
     states: int
     start: Integers
@@ -40,8 +40,8 @@ def step_graph(states: int, start: Integers, stop: Integers, seconds: Floats) ->
 
 
 def shortest(steps: StepGraph, starts: Integers) -> tuple[Floats, Integers]:
-    """(seconds, previous), each (starts, states): of the shortest way, infinite where there is none; and the state
-    before each on it, negative at its start and where there is none."""
+    """Seconds and previous states, each (starts, states): seconds of the shortest way, infinite if there is none; the
+    state before each on it, negative at its start and if there is none."""
     if len(starts) * len(steps.start) > _MOST:
         return _by_heap(steps, starts)
     seconds = np.full((len(starts), steps.states), np.inf)

@@ -1,9 +1,9 @@
-"""All layouts that a redistribution may pass through, as one index, and the steps of the pair table between them.
+"""Layouts that a redistribution may pass through, as one index, and the steps of the pair table between them.
 
 Per axis a way may pass through `R`, `R+` and a plain shard of any dim that the axis divides; other placements (blocked
 or uneven shards, `P`) only leave the source and only enter the target, so that the price of a pair does not depend on
-what else is priced with it. Axes can be cut or joined on a dim only while no axis further inside shards it, and
-only in blocks that every device holds whole and in equal number. Several axes take one step where all take the same.
+what else is priced with it. Axes can shard or join a dim only while no axis further inside shards it, and only in
+blocks that every device holds whole and in equal number. Several axes take one step if all take the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ACTIONS = [("", ""), *((change.forward, change.backward) for change in CHANGES.v
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """All layouts as one index (mixed radix of letters, first axis slowest), without prices."""
+    """Layouts as one index (mixed radix of letters, first axis slowest), without prices."""
 
     letters: tuple[tuple[Letter, ...], ...]
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ class Space:
 
     @cached_property
     def shardings(self) -> list[tuple[Integers, list[Way]]]:
-        """Of each dim, per state, an index into the distinct ways that it is cut, and those ways."""
+        """Index of each state into the distinct ways of sharding a dim, and those ways, for each dim."""
         return [self._shardings(dim) for dim in range(len(self.shape))]
 
     def _shardings(self, dim: int) -> tuple[Integers, list[Way]]:
@@ -156,7 +156,7 @@ class Space:
         return Moves(axes, start[keep], stop[keep], pair[keep])
 
     def _combinations(self, axes: tuple[int, ...]) -> tuple[Integers, Integers, Booleans, Booleans]:
-        """Of each combination of letters with one code: code, offset of the state, may be left, may be entered."""
+        """Code, state offset, may be left, may be entered, for each combination of letters with one code."""
         by_axis = [self.letters[a] for a in axes]
         by_code: list[list[tuple[int, Letter]]] = [
             [(i * self.strides[a], x) for i, x in enumerate(letters)] for a, letters in zip(axes, by_axis, strict=True)
@@ -175,7 +175,7 @@ class Space:
         )
 
     def _turns(self, axis: int) -> Booleans:
-        """The pairs of letters (in order of code, as in `_combinations`) that are one placement, source then target."""
+        """Pairs of letters (in order of code, as in `_combinations`) that are one placement, source then target."""
         row = self.letters[axis]
         return np.array([[x.placement == y.placement and x.role == "source" != y.role for y in row] for x in row])
 
@@ -188,14 +188,14 @@ class Space:
         return bases
 
     def _clean(self, axes: tuple[int, ...]) -> Booleans:
-        """Per state, whether the dim that all these axes cut, if they do, can be joined over them."""
+        """Per state, True if the dim that all these axes shard, if they do, can be joined over them."""
         clean = np.ones(self.states, dtype=bool)
         for dim, (index, ways) in enumerate(self.shardings):
             clean &= np.array([self._is_clean(cuts, axes, dim) for cuts in ways], dtype=bool)[index]
         return clean
 
     def _is_clean(self, cuts: Way, axes: tuple[int, ...], dim: int) -> bool:
-        """True where not all of the axes cut the dim, or where they are the innermost to do so, in clean blocks."""
+        """True if not all of the axes shard the dim, or if they are the innermost to do so, in clean blocks."""
         if len({a for a, _ in cuts} & set(axes)) < len(axes):
             return True
         outer, inner = cuts[: -len(axes)], cuts[-len(axes) :]

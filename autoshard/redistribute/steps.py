@@ -1,4 +1,4 @@
-"""One step of a redistribution: what it changes, how the dims are cut that it joins or cuts, and what it sends."""
+"""Steps of a redistribution: what one changes, how the dims are sharded that it joins or shards, and what it sends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step:
     backward: str
 
     def applied(self, layout: Layout) -> Layout:
-        """The layout after the step. AssertionError where `layout` is not one that it starts from."""
+        """Layout after the step. AssertionError if `layout` is not one that it starts from."""
         for axis, before, after in zip(self.axes, self.before, self.after, strict=True):
             assert layout.placements[axis] == before, f"{self} from {layout}"
             layout = layout.replace(axis, after)
@@ -46,13 +46,13 @@ class Step:
 
 
 def step_of(collective: Collective, mesh: Mesh) -> Step:
-    """The step that an instruction makes."""
+    """Step that an instruction makes."""
     axes = tuple(mesh.index(axis) for axis in collective.axes)
     return Step(axes, collective.before, collective.after, collective.forward, collective.backward)
 
 
 def table_step(axes: Sequence[int], source: Layout, target: Layout) -> Step:
-    """The step of the pair table that takes `axes` from where they are in `source` to where they are in `target`."""
+    """Step of the pair table that takes `axes` from their placements in `source` to those in `target`."""
     before = tuple(source.placements[a] for a in axes)
     after = tuple(target.placements[a] for a in axes)
     change = CHANGES[kind(before[0]), kind(after[0])]
@@ -74,9 +74,9 @@ class Path:
 def dim_cuts(
     step: Step, layout_before: Layout, shape: Sequence[int], mesh: Mesh
 ) -> tuple[DimCut | None, DimCut | None]:
-    """(the dim that a step of the table joins, the dim that it cuts), as the runtime needs them.
+    """DimCuts of (the dim that a step of the table joins, the dim that it shards), as the runtime needs them.
 
-    UsageError where the shape does not let it, as that of another batch than the plan's."""
+    UsageError if the shape does not allow it, as that of another batch than the plan's."""
     if step.by_index:
         return None, None
     cuts = []
@@ -110,9 +110,9 @@ def axis_shards(shards: Sequence[tuple[int, Shard]], mesh: Mesh) -> tuple[AxisSh
 def clean_cut(
     size: int, outer: tuple[tuple[int, Shard], ...], inner: tuple[tuple[int, Shard], ...], mesh: Mesh
 ) -> DimCut | None:
-    """The one cut that the `inner` axes, joined, make in what the `outer` ones leave of a dim.
+    """The one shard that the `inner` axes, joined, make of what the `outer` ones leave of a dim.
 
-    None unless every device holds equally many whole equal blocks of it, each cut as by one axis.
+    None unless every device holds equally many whole equal blocks of it, each split as by one axis.
     """
     local = LocalSize(size, axis_shards(outer, mesh))
     if any(isinstance(s.unit, tuple) for _, s in (*outer, *inner)):
@@ -129,7 +129,7 @@ def clean_cut(
 def _is_one_cut(
     size: int, outer: Sequence[tuple[int, Shard]], inner: Sequence[tuple[int, Shard]], shard: Shard, mesh: Mesh
 ) -> bool:
-    """Do the nested cuts of the inner axes put everything where one cut like `shard` over all of them does?"""
+    """True if the nested shards of the inner axes put everything where one like `shard` over all of them does."""
     if any(size % s.blocks for _, s in (*outer, *inner)):
         return False
     parts = math.prod(mesh.sizes[a] for a, _ in inner)
@@ -140,7 +140,7 @@ def _is_one_cut(
 
 @lru_cache(maxsize=65536)
 def local_blocks(outer: LocalSize, shard: Shard, mesh: Mesh) -> int | None:
-    """How many of the shard's blocks each device holds before the cut; None unless equal and as many on all."""
+    """Number of the shard's blocks that each device holds before it; None unless equal and as many on all."""
     if outer.size % shard.blocks:
         return None
     if shard.blocks == 1 or not outer.shards:
@@ -165,7 +165,7 @@ Bytes = TypeVar("Bytes", float, NDArray[np.float64])
 
 @dataclass(frozen=True)
 class Message:
-    """`primitive`: one of CARRIED, COPY (local work) or "" (nothing).
+    """A message of a step. `primitive`: one of CARRIED, COPY (local work) or "" (nothing).
 
     Its full bytes, which price a collective or a pass over memory, are `factor` times those of the largest local
     tensor: of the one "before" the step, "after" it, the "larger" or the "smaller" of them, or of "both".
@@ -177,7 +177,7 @@ class Message:
     packed: bool = False  # by index sets: local work, too
 
     def full_bytes(self, before: Bytes, after: Bytes) -> Bytes:
-        """Of bytes, or of arrays of them."""
+        """Full bytes of the message; `before` and `after` are bytes, or arrays of them."""
         if self.of in ("larger", "smaller"):
             return self.factor * cast(Bytes, (np.maximum if self.of == "larger" else np.minimum)(before, after))
         if self.of == "both":
@@ -186,9 +186,9 @@ class Message:
 
 
 def messages(step: Step, mesh: Mesh) -> tuple[Message, Message]:
-    """(forward, backward) of a step.
+    """Messages (forward, backward) of a step.
 
-    In an exchange a device receives what it needs and lacks. The price takes it to hold the share of one device of
+    In an exchange a device receives what it needs and lacks. The price assumes that it holds the share of one device of
     the group already, as in an all-to-all; of a sum it receives every partial sum.
     """
     forward = _message(step, step.forward, "before", "after", mesh)
@@ -208,7 +208,7 @@ def _message(step: Step, name: str, source: str, target: str, mesh: Mesh) -> Mes
 
 
 def _partial_sums(step: Step, forward: bool, mesh: Mesh) -> int:
-    """How many devices hold a partial sum of each element that an exchange moves: value (P) or gradient (R+)."""
+    """Number of devices with a partial sum of each element that an exchange moves: value (P) or gradient (R+)."""
     side, other, partial = (step.before, step.after, "P") if forward else (step.after, step.before, "R+")
     pairs = zip(step.axes, side, other, strict=True)
     return math.prod(mesh.sizes[a] for a, x, y in pairs if kind(x) == partial != kind(y))

@@ -1,7 +1,7 @@
-"""A tensor on one mesh, wanted on another: how much each device sends to each, by the index sets of both layouts.
+"""Transfers of a tensor from one mesh to another: how much each device sends to each, by index sets of both layouts.
 
-As the package does it (`emit/runtime/between_meshes.py`): where several devices hold the same, each reader receives
-from the one that has sent least; a sum is made on the first mesh, and enters one on the second at 0 of its axes.
+As in the package (`emit/runtime/between_meshes.py`): if several devices hold the same, each reader receives from the
+one that has sent least; a sum is made on the first mesh, and enters one on the second at 0 of its axes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Held = tuple[tuple[tuple[int, int], ...], ...]  # runs of indices, of each dim
 
 
 def sent_and_received(shape: Sequence[int], first: On, second: On) -> tuple[list[int], list[int]]:
-    """Elements, of each device of the first mesh and of each of the second."""
+    """Elements that each device of the first mesh sends, and that each of the second receives."""
     sent, received = [0] * first[0].size, [0] * second[0].size
     for (sender, receiver), count in transfers(tuple(shape), first, second).items():
         sent[sender] += count
@@ -30,7 +30,7 @@ def sent_and_received(shape: Sequence[int], first: On, second: On) -> tuple[list
 
 @lru_cache(maxsize=4096)
 def transfers(shape: tuple[int, ...], first: On, second: On) -> dict[tuple[int, int], int]:
-    """(sender, receiver) -> elements, of pairs between which something travels."""
+    """(sender, receiver) -> elements, for pairs between which something travels."""
     holders: dict[_Held, list[int]] = {}
     for rank, held in enumerate(held_by(shape, first)):
         holders.setdefault(held, []).append(rank)
@@ -51,7 +51,7 @@ def transfers(shape: tuple[int, ...], first: On, second: On) -> dict[tuple[int, 
 
 
 def held_by(shape: tuple[int, ...], on: On) -> list[_Held]:
-    """What each device holds; of a sum, its part of it."""
+    """Index ranges that each device holds of each dim; of a sum, those of its partial sum."""
     mesh, layout = on
     sizes = local_sizes(shape, layout, mesh)
     return [tuple(_runs(size, mesh, rank) for size in sizes) for rank in range(mesh.size)]
@@ -63,7 +63,7 @@ def _runs(size: LocalSize, mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=16384)
 def _common(a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]) -> int:
-    """How many indices both have."""
+    """Number of indices that both have."""
     if not a or not b:
         return 0
     x, y = np.array(a), np.array(b)

@@ -1,4 +1,4 @@
-"""The command that makes a plan again."""
+"""The command that rebuilds a plan."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autoshard.servers.server_request import SAME, ServerRequest
 
 
 def command(plan: Plan, graph: Graph | None = None) -> str:
-    """`graph`: the plan's, which may be one of evaluation, have dynamic sizes, or name modules. What ended the search
-    early, a clock or Ctrl-C, is in no command."""
+    """Command that rebuilds `plan`. `graph`: the plan's, which may be one of evaluation, have dynamic sizes, or name
+    modules. A clock or Ctrl-C that ended the search early is in no command."""
     parts = ["autoshard plan", typed(Path(plan.model)) if plan.model else "MODEL"]
     arguments = dict(plan.model_arguments)
     loss = arguments.pop(LOSS, None)
@@ -59,7 +59,7 @@ def command(plan: Plan, graph: Graph | None = None) -> str:
 
 
 def servers_text(servers: ServerPlan) -> str:
-    """The options that ask for them."""
+    """Options that ask for these parameter servers."""
     workers = (
         str(servers.workers) if servers.workers == servers.most_workers else f"{servers.workers}:{servers.most_workers}"
     )
@@ -69,7 +69,7 @@ def servers_text(servers: ServerPlan) -> str:
 
 
 def dynamic_text(graph: Graph) -> str:
-    """The dynamic sizes as --dynamic takes them."""
+    """Dynamic sizes as --dynamic takes them."""
     return ",".join(_size_text(size, graph) for size in graph.dynamic)
 
 
@@ -80,7 +80,7 @@ def _size_text(size: DynamicSize, graph: Graph) -> str:
 
 
 def _step_options(plan: Plan) -> list[str]:
-    """Of a plan that does not hold them: of a policy for all blocks, and stages as the options cut them."""
+    """Step options of a plan that does not record them: a policy for all blocks, and stages as options split."""
     step = plan.step
     if step.samples:  # it was searched for
         parts = [f"--global-batch {step.samples * step.micro_batches}", f"--stages {step.stages}"]
@@ -100,5 +100,5 @@ def _step_options(plan: Plan) -> list[str]:
 
 
 def style_of(op: OpPlan) -> str:
-    """The strategy option behind a choice: megatron, random:1; "" where it was searched for, pinned or propagated."""
+    """Strategy option behind a choice: megatron, random:1; "" if it was searched for, pinned or propagated."""
     return "" if op.decided_by.startswith(("search", "pin", "propagated")) else op.decided_by

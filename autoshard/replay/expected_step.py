@@ -33,7 +33,7 @@ Own = TypeVar("Own", Node, Value)
 
 
 class Planned(Protocol):
-    """What a search of one size gives."""
+    """Result of a search at one size."""
 
     @property
     def plan(self) -> Plan: ...
@@ -49,13 +49,12 @@ def expected_plan(
     styles: Callable[[float], Iterable[Plan]],
     held: Held,
 ) -> Plan:
-    """The plan with the least expected step at `points`, of those that fit at the largest sizes of `graph`.
+    """Plan with the least expected step at `points`, of those that fit at the largest sizes of `graph`.
 
-    `search` plans a graph at one size; `completed` gives a plan of a mesh the whole step that is asked for; `styles`
-    are plans of known styles that may be expected to take less than so many seconds; `held` plans with pins, for
-    buckets with strategies of their own, where `wanted` asks for several. At level 0
-    what is minimised is the mean of communication and repeated work, at level 1 the memory at the largest sizes.
-    InfeasibleError where none fits there.
+    `search` plans a graph at one size; `completed` gives a plan of a mesh the whole requested step; `styles` are plans
+    of known styles that may be expected to take less than so many seconds; `held` gives plans with pins, for buckets
+    with strategies of their own, if `wanted` asks for several. Level 0 minimises the mean of communication and repeated
+    work, level 1 the memory at the largest sizes. InfeasibleError if none fits there.
     """
     workload = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
     largest = search(graph).plan
@@ -106,7 +105,7 @@ def expected_styles(
 
 
 def _least_ratio(largest: Plan, workload: Asked) -> Plan:
-    """Of level 0: the optimum of the weighted problem, of communication and repeated work alone."""
+    """Optimum of level 0 of the weighted problem: communication and repeated work alone."""
     task, others = workload.formulated(largest.mesh)
     ratios = [replace(one, problem=ratio_problem(one)) for one in others]
     problem = weighted(replace(task.formulation, problem=ratio_problem(task.formulation)), ratios, workload.weights)
@@ -122,7 +121,7 @@ def _least_ratio(largest: Plan, workload: Asked) -> Plan:
 
 
 def _notes(candidates: Sequence[Sized], best: Sized, points: Sequence[SizePoint]) -> Iterator[str]:
-    """How the others compare."""
+    """Sentences on how the other candidates compare."""
     others = [one for one in candidates if one is not best]
     if others:
         listed = ", ".join(f"{one.name} {one.expected(points) * 1e3:.4g} ms" for one in others)
@@ -130,12 +129,12 @@ def _notes(candidates: Sequence[Sized], best: Sized, points: Sequence[SizePoint]
 
 
 def _bound(plan: Plan) -> float:
-    """Of every plan's step at these sizes; 0 where none is proved (of whole steps, and of a search over meshes)."""
+    """Lower bound on every plan's step at these sizes; 0 if none is proved (whole steps, and searches over meshes)."""
     return 0.0 if plan.step.is_whole or plan.search.meshes else plan.certificate.level_bound
 
 
 def _carried(plans: Sequence[Plan], workload: Asked) -> Iterator[Sized]:
-    """The plans of single sizes that fit at the largest."""
+    """Plans of single sizes that fit at the largest."""
     seen: set[tuple[object, ...]] = set()
     for plan, at, point in zip(plans, workload.graphs, workload.points, strict=True):
         decided = (plan.mesh, plan.step.parts, tuple(op.strategy for op in plan.ops), plan.parameters)
@@ -151,7 +150,7 @@ def _carried(plans: Sequence[Plan], workload: Asked) -> Iterator[Sized]:
 
 
 def _weighted(largest: Plan, workload: Asked, completed: Callable[[Plan], Plan]) -> Iterator[Sized]:
-    """The plan with the least expected sum of costs, on the mesh of `largest`."""
+    """Plan with the least expected sum of costs, on the mesh of `largest`."""
     task, others = workload.formulated(largest.mesh)
     problem = weighted(task.formulation, others, workload.weights)
     if problem is None:
@@ -166,7 +165,7 @@ def _weighted(largest: Plan, workload: Asked, completed: Callable[[Plan], Plan])
 
 
 def weighted(base: Formulation, others: Sequence[Formulation], weights: Sequence[float]) -> Problem | None:
-    """`base`, with the seconds of `others` by their weights, and its own bytes; None where their choices differ."""
+    """Problem of `base` with the weighted seconds of `others`, and its own bytes; None if their choices differ."""
     if any(_choices(other) != _choices(base) for other in others):
         return None
     shared: dict[tuple[int, ...], object] = {}
@@ -187,7 +186,7 @@ def _choices(formulation: Formulation) -> list[tuple[object, ...]]:
 
 
 def _mixed(base: Own, others: Sequence[Own], weights: Sequence[float], shared: dict[tuple[int, ...], object]) -> Own:
-    """Equal nodes share their arrays, by which a solver sees what repeats."""
+    """Weighted costs. Equal nodes share their arrays, by which a solver sees what repeats."""
     key = tuple(id(other.seconds) for other in others)
     if key not in shared:
         shared[key] = np.sum([w * other.seconds for w, other in zip(weights, others, strict=True)], axis=0)

@@ -1,4 +1,4 @@
-"""Which sizes of the inputs a package may be given otherwise than planned, and in which steps."""
+"""Sizes of the inputs that may differ from the planned ones in a package, and their steps."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CUTS = "its plan cuts something in parts that the {} has to be of"
 
 @dataclass(frozen=True)
 class PlannedSize:
-    """`planned`, of all devices; another from `least` to `most` must be a multiple of `unit`. `dims`: of the inputs
-    that have it."""
+    """A size that may change. `planned`, of all devices; another from `least` to `most` must be a multiple of `unit`.
+    `dims`: dims of the inputs that have it."""
 
     planned: int
     unit: int
@@ -34,8 +34,8 @@ class PlannedSize:
 
 
 def recorded_free_sizes(graph: Graph) -> tuple[FreeSize, ...]:
-    """What capture found of the sizes of its inputs; of a graph for which none was asked, that. Of dynamic ones see
-    `check_dynamic`."""
+    """Sizes of the inputs that capture found to be free, or a note that none was tried; () for dynamic sizes, for which
+    see `check_dynamic`."""
     if graph.dynamic:
         return ()
     named = (BATCH, SEQUENCE) if own_length(graph) else (BATCH,)
@@ -43,7 +43,7 @@ def recorded_free_sizes(graph: Graph) -> tuple[FreeSize, ...]:
 
 
 def free_size(program: Program, others: OtherSizes, captured: FreeSize) -> PlannedSize | str:
-    """The size that `captured`, from capture, names, or why it can't change. `others`: where its code is the same."""
+    """Size that `captured`, from capture, names, or why it can't change. `others`: with the same code."""
     if program.step.stages > 1:
         return STAGES
     if captured.fixed:
@@ -66,7 +66,7 @@ def free_size(program: Program, others: OtherSizes, captured: FreeSize) -> Plann
 
 
 def check_dynamic(program: Program, others: OtherSizes, graph: Graph) -> None:
-    """UsageError where the code of a plan does not follow the graph's dynamic sizes."""
+    """Raises UsageError if the code of a plan does not follow the graph's dynamic sizes."""
     if not graph.dynamic:
         return
     names = " and ".join(size.name for size in graph.dynamic)
@@ -83,7 +83,7 @@ def check_dynamic(program: Program, others: OtherSizes, graph: Graph) -> None:
 
 
 def _borne_out(program: Program, others: OtherSizes, point: Point, there: Program) -> bool:
-    """Is every number at `point`, of the program `there`, what the other points say?"""
+    """True if every number at `point`, of the program `there`, is what the other points predict."""
     wider = replace(others, points=(*others.points, (point, there)))
     for rows in _sizes(program, wider):
         for *values, last in _flat(rows):
@@ -94,7 +94,7 @@ def _borne_out(program: Program, others: OtherSizes, point: Point, there: Progra
 
 
 def _flat(values: list[LocalAttribute]) -> Iterator[list[LocalAttribute]]:
-    """The numbers of several tuples, place by place."""
+    """Numbers of several tuples, place by place."""
     first = values[0]
     if isinstance(first, tuple) and all(isinstance(value, tuple) and len(value) == len(first) for value in values):
         for row in zip(*(value for value in values if isinstance(value, tuple)), strict=True):
@@ -112,8 +112,8 @@ def _input_dims(program: Program, others: OtherSizes) -> Iterator[tuple[str, tup
 
 
 def _numbers(program: Program, others: OtherSizes) -> Iterator[tuple[LocalAttribute, int]]:
-    """Of each tensor, argument and cut what differs at other sizes, a `SizeNumber` where all devices have it alike; and
-    the least that each device can have more."""
+    """Numbers of each tensor, argument and shard that differ at other sizes, a `SizeNumber` if all devices have it
+    alike; and the smallest step by which each device's number can grow."""
     for rows in _sizes(program, others):
         yield from _differing(rows, program, others)
 
@@ -132,7 +132,7 @@ def _differing(
 
 
 def _sizes(program: Program, others: OtherSizes) -> Iterator[list[LocalAttribute]]:
-    """Of each tensor, argument and cut: here, and at the other sizes."""
+    """Size of each tensor, argument and shard: in `program`, then at the other sizes."""
     for value in program.values:
         yield [value.local_shape, *(variant.value(value.name).local_shape for variant in others.programs)]
     every = [program.instructions, *(variant.instructions for variant in others.programs)]
@@ -151,12 +151,12 @@ def _cuts(step: Collective) -> list[LocalSize]:
 
 
 def _unit(number: SizeNumber, grain: int) -> int:
-    """What the one size must be a multiple of, for this to be whole and the same on all devices."""
+    """Unit of the one size, whose multiples make this number whole and the same on all devices."""
     slope = sum((coeff for powers, coeff in number.polynomial.items() if any(powers)), Fraction(0))
     return (slope / grain).denominator
 
 
 def _grain(size: LocalAttribute) -> int:
-    """Of a cut in blocks, or in multiples of a unit: the least that each device can have more."""
+    """Smallest step by which each device's size can grow, of a shard in blocks or in multiples of a unit."""
     shards = size.shards if isinstance(size, LocalSize) else ()
     return math.prod(shard.blocks * (shard.unit if isinstance(shard.unit, int) else 1) for shard in shards)

@@ -1,7 +1,7 @@
-"""Which numbers of the code follow sizes of the inputs: found by lowering the same plan at others, not by their value.
+"""Numbers of the code that follow sizes of the inputs: found by lowering the same plan at others, not by their value.
 
 A number that differs among the programs is written by the sizes (`batch`, `32 * batch`, `sequence - 1`), which a module
-reads off its inputs; it is, where all the code then comes out the same from each. Else every number stays as it is.
+reads off its inputs, if all the code then comes out the same from each. Else every number stays as planned.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class OtherSizes:
 
     @property
     def programs(self) -> list[Program]:
-        """Those at the points."""
+        """Programs at the points."""
         return [program for _, program in self.points]
 
     @cached_property
     def inverse(self) -> list[list[Fraction]]:
-        """Of the matrix of terms at all points: times the values of a number, its coefficients."""
+        """Inverse of the matrix of terms at all points: times the values of a number, it gives its coefficients."""
         count = len(self.terms)
         rows = [[monomial(term, point) for term in self.terms] for point in self._every]
         matrix, rank = reduced([[*row, *(int(n == i) for i in range(count))] for n, row in enumerate(rows)], count)
@@ -73,36 +73,36 @@ class OtherSizes:
         return [self.planned, *(point for point, _ in self.points)]
 
     def each(self, make: Callable[[Program], Program]) -> OtherSizes:
-        """With what `make` makes of each program."""
+        """These sizes, with `make` applied to each program."""
         points = tuple((point, make(program)) for point, program in self.points)
         return replace(self, points=points, check=None, fewer=tuple(subset.each(make) for subset in self.fewer))
 
     def among(self, others: OtherSizes) -> OtherSizes:
-        """Of the sizes that `others` has, too."""
+        """`OtherSizes` of those sizes that `others` has too."""
         if {*self.names} <= {*others.names}:
             return self
         return next((subset for subset in self.fewer if {*subset.names} <= {*others.names}), OtherSizes())
 
     def of_the_farthest(self, base: Program) -> tuple[Program, OtherSizes]:
-        """The program that differs from `base` in all, with these sizes as others of its own."""
+        """Program that differs from `base` in all sizes, and the other sizes as seen from it."""
         (point, program) = self.points[-1]
         points = (*self.points[:-1], (self.planned, base))
         return program, replace(self, planned=point, points=points, check=None, fewer=())
 
     def is_one(self, polynomial: Polynomial) -> bool:
-        """Can a number be this? What follows the size that scales is a multiple of it."""
+        """True if a number can be this polynomial. What follows the size that scales is a multiple of it."""
         place = self.names.index(self.scales) if self.scales in self.names else -1
         return place < 0 or len({powers[place] > 0 for powers in polynomial}) == 1
 
 
 class SizeNumber(int):
-    """A number of the planned sizes that follows these: `polynomial` gives it at any."""
+    """A number at the planned sizes that follows the sizes: `polynomial` gives it at any."""
 
     polynomial: Polynomial
 
     @classmethod
     def of(cls, values: Sequence[int], others: OtherSizes) -> SizeNumber:
-        """Of its values: as planned, then at the points."""
+        """Number from its values: as planned, then at the points."""
         number = cls(values[0])
         coeffs = (sum(entry * value for entry, value in zip(row, values, strict=True)) for row in others.inverse)
         number.polynomial = {powers: coeff for powers, coeff in zip(others.terms, coeffs, strict=True) if coeff}
@@ -110,11 +110,11 @@ class SizeNumber(int):
 
 
 def at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
-    """The same decisions at other dynamic sizes; of a graph without any, for twice the batch, and for another length
-    where capture found that it can change.
+    """Decisions of the plan at other dynamic sizes; without any, at twice the batch, and at another length if capture
+    found that it can change.
 
-    None of what can't be followed, or where a strategy is not offered; of stages, which hand on tensors of fixed
-    shapes without dynamic sizes, too. Made once for a program: the code and its report both ask.
+    Empty for sizes that can't be followed, or at which a strategy is not offered, and for stages without dynamic sizes,
+    which pass on tensors of fixed shapes. Made once for a program: the code and its report both ask.
     """
     known = graph.once(_known)
     if not known or known[-1][0] is not program or known[-1][1] is not plan:
@@ -124,7 +124,7 @@ def at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
 
 
 def _known(graph: Graph) -> list[tuple[Program, Plan, OtherSizes]]:
-    """What was asked of this graph last."""
+    """Last answer for this graph, in a list that `at_other_sizes` fills."""
     return []
 
 
@@ -152,7 +152,7 @@ def _at_dynamic_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
 
 
 def terms_of(graph: Graph) -> tuple[Powers, ...]:
-    """The products of sizes that numbers of the graph are made of, and so those of each device; 1 among them."""
+    """Products of sizes that numbers of the graph are made of, and so those of each device; 1 among them."""
     terms = {term.powers for follows in graph.follows for term in follows.terms}
     known = {place: follows.polynomial() for follows in graph.follows for place in follows.places}
     for op in graph.ops:  # a mean of parts divides by how many numbers there are in all
@@ -164,13 +164,13 @@ def terms_of(graph: Graph) -> tuple[Powers, ...]:
 
 
 def _numbers_of(dims: Sequence[Polynomial]) -> set[Powers]:
-    """The products of sizes in the number of elements of a tensor with these dynamic dims."""
+    """Products of sizes in the number of elements of a tensor with these dynamic dims."""
     every = [[*dim] for dim in dims]
     return {tuple(map(sum, zip(*chosen, strict=True))) for chosen in product(*every)} if every else set()
 
 
 def _apart(points: Sequence[Point], terms: Sequence[Powers]) -> bool:
-    """Are the rows of terms at these points independent?"""
+    """True if the rows of terms at these points are independent."""
     return reduced([[monomial(term, point) for term in terms] for point in points], len(terms))[1] == len(points)
 
 
@@ -195,14 +195,14 @@ def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
 
 
 def _alone(name: str, planned: int, other: int, program: Program | None) -> OtherSizes:
-    """One size."""
+    """`OtherSizes` with one size."""
     if program is None:
         return OtherSizes()
     return OtherSizes((name,), (planned,), ((0,), (1,)), (((other,), program),), BATCH)
 
 
 def _other_length(graph: Graph) -> int:
-    """Twice as long where that may be, else half; 0 for none."""
+    """Length twice as long if possible, else half; 0 for none."""
     planned = own_length(graph)
     size = next((size for size in graph.free_sizes if size.name == SEQUENCE and not size.fixed), None)
     if size is None or not planned:
@@ -218,7 +218,7 @@ def _relengthened(graph: Graph, length: int) -> Graph | None:
 
 
 def _lowered(program: Program, plan: Plan, choices: Mapping[str, Strategy], other: Graph, times: int) -> Program | None:
-    """The plan on `other`, at `times` its batch, where all decisions can be the same: `choices`, of its operators."""
+    """Program on `other`, at `times` the batch, if all decisions can be the same: `choices`, by operator."""
     try:
         other = rebatched(other, times * batch_size(other)) if times > 1 else other
         chosen = chosen_strategies(plan, other)
@@ -228,7 +228,7 @@ def _lowered(program: Program, plan: Plan, choices: Mapping[str, Strategy], othe
 
 
 def _alike(program: Program, other: Program) -> Program | None:
-    """`other`, where it has the same values in the same layouts."""
+    """`other`, if it has the same values in the same layouts."""
     ours, theirs = ([(v.name, v.layout) for v in variant.values] for variant in (program, other))
     return other if ours == theirs and len(program.instructions) == len(other.instructions) else None
 
@@ -254,13 +254,13 @@ def _is_size(value: LocalAttribute, mesh: Mesh) -> bool:
 
 
 def local_size(value: LocalAttribute, mesh: Mesh) -> int:
-    """Of a size that is the same on all devices."""
+    """Local size, of one that is the same on all devices."""
     assert isinstance(value, LocalSize | int)
     return value.largest(mesh) if isinstance(value, LocalSize) else value
 
 
 def same_code(first: Iterable[list[str]], second: Iterable[list[str]]) -> bool:
-    """Of classes, but for comments, docstrings (which give the planned shapes) and what is let go (large values)."""
+    """True if classes are equal but for comments, docstrings (which give the planned shapes) and `del`."""
     return list(map(_code, first)) == list(map(_code, second))
 
 

@@ -1,9 +1,9 @@
 """Dynamic sizes along which a batch may be padded: padding whose labels are ignored changes no number.
 
-So it is where nothing is made of padding but padding: cut along the size, every operator computes its part alone (no
-variant, no partial sum), or of what stands before it alone, as causal attention does, down to losses that are means
-over the labels that count. Batch norm, experts' balance, a contrast of samples, and attention that reads what follows
-are none.
+So it is if nothing but padding depends on padding: sharded along the size, every operator computes its part alone (no
+variant, no partial sum), or from earlier positions alone, as causal attention does, down to losses that are means over
+the labels that count. Batch norm, experts' balance, a contrast of samples, and attention that reads later positions do
+not qualify.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTHS = ("shape", "size", "end", "split_size")  # arguments by which a result
 
 
 def padding_of(graph: Graph) -> tuple[str, ...]:
-    """The dynamic sizes along which padding, with labels that do not count, is allowed."""
+    """Dynamic sizes along which padding, with labels that do not count, is allowed."""
     if graph.buffer_updates or graph.loss is None:
         return ()
     labels = graph.once(ignored_labels)
@@ -36,7 +36,7 @@ def padding_of(graph: Graph) -> tuple[str, ...]:
 
 
 def ignored_labels(graph: Graph) -> dict[str, int]:
-    """Input -> its ignored label; {} where a loss takes others than inputs, moved about."""
+    """Input -> its ignored label; {} if the labels of a loss are anything but inputs, moved about."""
     labels = {}
     for op in graph.ops:
         if op.target in LABEL_LOSSES:
@@ -54,7 +54,7 @@ def ignored_labels(graph: Graph) -> dict[str, int]:
 
 
 def _is_label_alone(graph: Graph, name: str) -> bool:
-    """Is an input read by losses only? A decoder's inputs, say, would look the ignored label up."""
+    """True if only losses read an input. A decoder's inputs, say, would look the ignored label up."""
     waiting = [name]
     while waiting:
         for op, position in graph.consumers[waiting.pop()]:
@@ -89,7 +89,7 @@ def _are_apart(graph: Graph, dynamic: DynamicSize, labels: Mapping[str, int]) ->
 
 
 def _given(graph: Graph, dims: Mapping[str, int], following: set[str]) -> tuple[Graph, dict[str, int]]:
-    """`graph` with what a larger size makes longer at its end, as positions and their rows of a table, as inputs, and
+    """`graph` with values that a larger size lengthens at their end (positions, their rows of a table) as inputs, and
     the dim along which each input is longer."""
     input_dims = dict(dims)
     for op in graph.ops:
@@ -102,19 +102,19 @@ def _given(graph: Graph, dims: Mapping[str, int], following: set[str]) -> tuple[
 
 
 def _longer(graph: Graph, name: str | None, following: set[str]) -> list[int]:
-    """The dims that follow the size."""
+    """Dims that follow the size."""
     return [] if name is None else [dim for dim in range(len(graph.tensor(name).shape)) if f"{name} {dim}" in following]
 
 
 def _computes_with(op: Op, following: set[str]) -> bool:
-    """Does the size change more of a result than its length?"""
+    """True if the size changes more of a result than its length."""
     lengths = tuple(f"{op.name} {name}" for name in _LENGTHS)
     return any(place in following and not place.startswith(lengths) for place in numbers_of_op(op))
 
 
 class _Walk:
-    """The placements that follow from cutting inputs at `dims`. What is cut may be padded behind; all else is as
-    without padding. `labels`: inputs and what is moved of them, with the label that does not count, which pads them."""
+    """Placements that follow from sharding inputs at `dims`. Sharded tensors may be padded at the end; all others are
+    as without padding. `labels`: inputs and values moved from them, with the ignored label, which pads them."""
 
     def __init__(
         self, graph: Graph, dims: Mapping[str, int], mesh: Mesh, following: set[str], labels: Mapping[str, int]
@@ -143,7 +143,7 @@ class _Walk:
         return results is not None
 
     def _begins(self, op: Op) -> bool:
-        """What is spread over the rows, as a token that all samples begin with, is cut as they are."""
+        """Places values that are spread over the rows, such as a first token of all samples, like the rows."""
         rows = [_longer(self.graph, name, self.following) for name in op.results]
         if not any(rows):
             return True
@@ -154,7 +154,7 @@ class _Walk:
         return begins
 
     def _offered(self, op: Op, places: Places) -> list[list[Placement]]:
-        """What an operator makes of operands placed so, by itself."""
+        """Placements of the results that an operator by itself offers for operands placed so."""
         offers = []
         for strategy in rules.strategies(self.graph, op, self.mesh, self.known):
             operands = [None if layout is None else layout.placements[0] for layout in strategy.operands]
@@ -176,7 +176,7 @@ def _is_attention(op: Op) -> bool:
 
 
 def _reads_others(walk: _Walk, op: Op, places: Places) -> bool:
-    """Is it attention that is cut along its positions? Devices then pass keys on."""
+    """True for attention that is sharded along its positions: devices then pass keys on."""
     heads = len(walk.graph.tensor(op.results[0]).shape) - 2
     return _is_attention(op) and any(isinstance(place, Shard) and place.dim >= heads for place in places)
 
@@ -191,7 +191,7 @@ def _causal_attention(walk: _Walk, op: Op, places: Places) -> list[Placement] | 
 
 
 def _sliced(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
-    """From a fixed place on: up to another the result holds no padding, else it ends with it."""
+    """Placement of a slice from a fixed start: with a fixed end too it holds no padding, else it ends with it."""
     start, end, name, place = op.attribute("start"), op.attribute("end"), op.operands[0], places[0]
     assert name is not None and isinstance(place, Shard)
     size = walk.graph.tensor(name).shape[place.dim]
@@ -205,7 +205,7 @@ def _sliced(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
 
 
 def _padded(walk: _Walk, op: Op, places: Places) -> list[Placement] | None:
-    """Before what is there; behind it labels that do not count."""
+    """Placement after padding in front of a tensor, or behind it with labels that do not count."""
     pads, name, place = op.attribute("pad"), op.operands[0], places[0]
     assert name is not None and isinstance(place, Shard) and isinstance(pads, tuple)
     dims = len(walk.graph.tensor(name).shape)
@@ -229,5 +229,5 @@ _AFTER: dict[str, Callable[[_Walk, Op, Places], list[Placement] | None]] = {
 
 
 def _alike(one: Placement | None, other: Placement | None) -> bool:
-    """Whole on each device, whatever its gradient; or cut alike."""
+    """True if whole on each device, whatever the gradient, or sharded alike."""
     return one == other or (isinstance(one, Replicate) and isinstance(other, Replicate))

@@ -1,4 +1,4 @@
-"""Does a plan that was read from a file belong to its graph, and can it be carried out? No assertions: it is input."""
+"""Checks that a plan read from a file belongs to its graph and can be carried out. No assertions: it is input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DOES = {*FORWARD.values(), *BACKWARD.values(), *BY_INDEX}
 
 
 def check_plan(plan: Plan, graph: Graph, hardware: Hardware, where: str) -> None:
-    """InvalidFileError names the file (`where`) and the first thing in it that can't be."""
+    """Raises InvalidFileError, which names the file (`where`) and the first thing in it that can't be."""
     try:
         each = (plan, *map(plan.of_bucket, plan.buckets))
         fault = next((fault for bucket_plan in each for fault in _faults(bucket_plan, graph, hardware)), None)
@@ -54,7 +54,7 @@ def _faults(plan: Plan, graph: Graph, hardware: Hardware) -> Iterator[str]:
 
 
 def _bad_numbers(value: Any, place: str) -> Iterator[str]:
-    """Every figure is finite, and those of seconds and bytes are not negative."""
+    """Figures that are not finite, and those of seconds and bytes that are negative."""
     if isinstance(value, float) and not math.isfinite(value) and (value != math.inf or not place.endswith(_ENDLESS)):
         yield f"{place} is {value}"
     elif isinstance(value, int | float) and value < 0 and not place.endswith(_SIGNED):
@@ -80,7 +80,7 @@ def _other_names(kind: str, planned: Sequence[str], there: Sequence[str]) -> Ite
 
 
 def _misfit(layout: Layout, shape: Sequence[int], mesh: Mesh, name: str) -> Iterator[str]:
-    """Why a tensor of that shape can't lie so."""
+    """Reason why a tensor of this shape can't have this layout."""
     if len(layout.placements) != len(mesh.axes):
         yield f"{name} has layout `{layout}`: expected a placement for each axis of {mesh}"
     for shard in layout.placements:
@@ -97,7 +97,7 @@ def _misfit(layout: Layout, shape: Sequence[int], mesh: Mesh, name: str) -> Iter
 def _bad_ways(
     plan: Plan, graph: Graph, stored: Sequence[TensorPlan], strategies: Mapping[str, Strategy]
 ) -> Iterator[str]:
-    """Every operand comes to where it is wanted, from where it is."""
+    """Reasons why operands do not get from where they are to where they are wanted."""
     origin = {tensor.name: tensor.layout for tensor in stored}
     for op in graph.ops:
         origin |= zip(op.results, strategies[op.name].results, strict=True)
@@ -134,7 +134,7 @@ def _bad_way(move: RedistributionPlan, mesh: Mesh, graph: Graph, origin: Mapping
 
 
 def _stepped(step: PlanStep, layout: Layout, mesh: Mesh) -> tuple[str, Layout]:
-    """Why the step can't be taken, or "", and where it leads."""
+    """Reason why the step can't be taken, or "", and the layout that it leads to."""
     if not step.axes or not len(step.axes) == len(step.before) == len(step.after):
         return f"the step {step} names {len(step.axes)} axes", layout
     if not {step.forward, step.backward} <= _DOES:

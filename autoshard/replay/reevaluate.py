@@ -1,4 +1,4 @@
-"""A plan that was made before: its figures by today's costs, and what has changed since, in a reader's words."""
+"""A plan made earlier: its figures by today's costs, and what has changed since, in a reader's words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Decided = OpPlan | TensorPlan
 
 @dataclass(frozen=True)
 class Today:
-    """`plan` with today's figures, or as it was made where `offered` is False: a choice of it is no longer offered.
+    """`plan` with today's figures; as it was made if `offered` is False: one of its choices is no longer offered.
 
     `notes` are sentences on what has changed; none where nothing has.
     """
@@ -33,7 +33,7 @@ class Today:
 
 
 def today(plan: Plan, formulation: Formulation) -> Today:
-    """Every figure of the plan made again: parts, objective, simulated step. `formulation`: of its own search."""
+    """Plan with every figure recomputed: parts, objective, simulated step. `formulation`: of its own search."""
     choice = choice_of(plan, formulation)
     if choice is None:
         note = "this autoshard does not offer all choices of the plan any more: the figures are those in plan.json"
@@ -55,7 +55,7 @@ def today(plan: Plan, formulation: Formulation) -> Today:
 
 
 def moved(plan: Plan, objective_seconds: float, predicted_seconds: float) -> str:
-    """That costs have changed since the plan was made; "" where they have not."""
+    """Sentence that costs have changed since the plan was made; "" if they have not."""
     then, step = plan.certificate.objective_seconds, plan.predicted_seconds
     if _close(then, objective_seconds) and _close(step, predicted_seconds):
         return ""
@@ -64,8 +64,8 @@ def moved(plan: Plan, objective_seconds: float, predicted_seconds: float) -> str
 
 
 def resimulated(plan: Plan, step_seconds: float, compiled: bool = False) -> tuple[str, ...]:
-    """What a reader of a timeline made today, of one micro-batch, should know of its plan. `compiled`: its blocks are,
-    which those of the plan's own step are not."""
+    """Notes on the plan for a reader of a timeline made today, of one micro-batch. `compiled`: its blocks are, unlike
+    those of the plan's own step."""
     if plan.step.predicted_seconds:
         eager, whole = " of eager blocks" * compiled, format_seconds(plan.step.predicted_seconds)
         return (*origin(plan), f"the timeline is of one micro-batch by itself; the step of all{eager} takes {whole}")
@@ -78,7 +78,7 @@ def resimulated(plan: Plan, step_seconds: float, compiled: bool = False) -> tupl
 
 
 def origin(plan: Plan) -> tuple[str, ...]:
-    """That another version made the plan, or that its profile has changed since; the plan holds its own profile."""
+    """Notes that another version made the plan, or that its profile changed since; the plan holds its own profile."""
     version = dict(plan.versions).get("autoshard", __version__)
     notes = [f"this plan was made by autoshard {version}, this is {__version__}"] if version != __version__ else []
     if plan.hardware in list_profiles() and load_hardware(plan.hardware).text != plan.hardware_text:
@@ -104,7 +104,7 @@ def said(decided: Decided) -> str:
 
 
 def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
-    """Node -> the index of the plan's choice, where the formulation offers it. Sinks are no choices."""
+    """Node -> index of the plan's choice, if the formulation offers it. Sinks are no choices."""
     texts = {(kind, d.op if isinstance(d, OpPlan) else d.name): said(d) for kind, d in decisions(plan)}
     indices = {}
     known: dict[int, dict[str, int]] = {}  # by the tuple of choices, which alike sites share
@@ -119,7 +119,7 @@ def chosen(plan: Plan, formulation: Formulation) -> dict[int, int]:
 
 
 def choice_of(plan: Plan, formulation: Formulation) -> tuple[int, ...] | None:
-    """The plan's choice at every node, None where one is not offered."""
+    """Index of the plan's choice at every node, None if one is not offered."""
     indices = chosen(plan, formulation)
     layouts = _layouts(formulation, indices)
     ends = {move.tensor: move.target for move in plan.redistributions if OUTPUT in move.consumers}
@@ -133,13 +133,13 @@ def choice_of(plan: Plan, formulation: Formulation) -> tuple[int, ...] | None:
 
 
 def _end(site: Site, outputs: Mapping[str, Layout], buffers: Mapping[str, Layout]) -> Layout | None:
-    """Where a sink wants its tensor: an output as it is or as redistributed for it, an update as the buffer lies."""
+    """Layout that a sink wants: of an output, its own or the one redistributed for it; of an update, the buffer's."""
     kind, _, tensor = site.name.partition(":")
     return buffers.get(kind.removeprefix("update")) if kind.startswith("update") else outputs.get(tensor)
 
 
 def _layouts(formulation: Formulation, indices: Mapping[int, int]) -> dict[str, Layout]:
-    """Tensor -> the layout that its producer leaves it in."""
+    """Tensor -> layout in which its producer leaves it."""
     layouts: dict[str, Layout] = {}
     for n, choice in indices.items():
         site = formulation.sites[n]

@@ -36,11 +36,10 @@ Place = tuple[Key, int]  # an operand of an op; outputs are ops of their own
 
 
 def reapply(plan: Plan, full: Graph, reduced: Graph, hardware: Hardware, mesh: Mesh | None = None) -> Plan:
-    """`plan` of `full` on `reduced`, and on another `mesh` of the same axes where one is given.
+    """Carries `plan` of `full` over to `reduced`, and to another `mesh` of the same axes if one is passed.
 
-    Ops answer to each other by module path and position in their module, stored tensors by their path, and a
-    redistribution keeps its steps where it joins the same layouts for the same operand. Raises UsageError where a
-    decision has no counterpart.
+    Ops correspond by module path and position in their module, stored tensors by their path, and a redistribution keeps
+    its steps if it joins the same layouts for the same operand. Raises UsageError if a decision has no counterpart.
     """
     mesh = mesh or plan.mesh
     strategies = _strategies(plan, full, reduced, mesh)
@@ -78,7 +77,7 @@ def _carried_bucket(
 
 
 def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
-    """Its parts begin with the same operators; where some of these are gone, as many parts of the layers left."""
+    """Step whose parts begin with the same operators; if some of these are gone, as many parts of the layers left."""
     keys = {op.name: key for key, op in keyed_ops(full).items()}
     names = {key: op.name for key, op in keyed_ops(reduced).items()}
     modules = {path for path, _ in reduced.modules}
@@ -99,7 +98,7 @@ def _carried_step(plan: Plan, full: Graph, reduced: Graph) -> StepPlan:
 
 
 def _carried_shares(step: StepPlan, planned: Mesh, mesh: Mesh) -> StepPlan:
-    """Shares of the batch in the proportions that they have, on as many coordinates as there are."""
+    """Step with shares of the batch in the same proportions, on as many coordinates as `mesh` has."""
     count = mesh.sizes[0]
     if not step.batch_shares or count == planned.sizes[0]:
         return step
@@ -109,7 +108,7 @@ def _carried_shares(step: StepPlan, planned: Mesh, mesh: Mesh) -> StepPlan:
 
 
 def with_rules_of(full: Graph, reduced: Graph) -> Graph:
-    """`reduced` with what `full` says of its operators: discovered rules, by module and position, and their code."""
+    """`reduced` with what `full` records of its operators: discovered rules, by module and position, and code."""
     rules = {key: full.rule_of[op.name] for key, op in keyed_ops(full).items() if op.name in full.rule_of}
     discovered = tuple((op.name, rules[key]) for key, op in keyed_ops(reduced).items() if key in rules)
     ruled = replace(reduced, discovered=discovered, registrations=full.registrations)
@@ -117,7 +116,7 @@ def with_rules_of(full: Graph, reduced: Graph) -> Graph:
 
 
 def _splits_of(full: Graph, reduced: Graph) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """In which parts the tables' rows may be cut, of as many rows as there are."""
+    """Row lengths in which each table may be sharded, for as many rows as there are."""
     path_of = {p.tensor: p.path for p in full.parameters}
     present = {p.path: p.tensor for p in reduced.parameters}
     pairs = ((present.get(path_of.get(tensor, "")), lengths) for tensor, lengths in full.manual_splits)
@@ -136,7 +135,7 @@ def scaled(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def keyed_ops(graph: Graph) -> dict[Key, Op]:
-    """By module, operator and number among its like there. What runs in float8 at one size may not at another."""
+    """Operators by module, target and number among their like there. Float8 at one size may not be so at another."""
     counts: dict[tuple[str, str], int] = {}
     keyed = {}
     for op in graph.ops:
@@ -176,7 +175,7 @@ def _carried(tensors: Sequence[TensorPlan], reduced: Graph, full: Graph) -> tupl
 
 
 def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Parts of given lengths as those of a tensor of this shape."""
+    """Layout whose shards of fixed lengths are those of a tensor of this shape."""
     for axis, shard in enumerate(layout.placements):
         if isinstance(shard, Shard) and isinstance(shard.unit, tuple):
             layout = layout.replace(axis, replace(shard, unit=scaled(shard.unit, shape[shard.dim])))
@@ -184,7 +183,7 @@ def _resized(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 class _Need:
-    """A tensor that is needed in another layout than it is made in, for whom, and the steps known for it, if any."""
+    """A tensor needed in another layout than it is made in, by which consumer, and the steps known for it, if any."""
 
     def __init__(self, tensor: str, source: Layout, target: Layout) -> None:
         self.tensor, self.source, self.target = tensor, source, target

@@ -30,7 +30,7 @@ class SimulatedPlan:
 
     @cached_property
     def step(self) -> AccountedStep:
-        """The whole step, and where it goes."""
+        """Whole step, and where its time goes."""
         from autoshard.simulation.steps.program_step import accounted_step
 
         return accounted_step(self.plan, self.program, self.graph, self.hardware, self.timeline)
@@ -38,8 +38,8 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class ReportExtras:
-    """What a package holds in addition to its plan: how known styles compare, the front if asked for, what `verify`
-    found, the emitted model_parallel.py, and plans for other numbers of devices, the most first."""
+    """Contents of a package next to its plan: how known styles compare, the front if asked for, what `verify` found,
+    the emitted model_parallel.py, and plans for other numbers of devices, the most first."""
 
     styles: tuple[StylePlan, ...] = ()
     front: tuple[Point, ...] = ()
@@ -49,7 +49,7 @@ class ReportExtras:
 
 
 def simulate_plan(plan: Plan, graph: Graph, hardware: Hardware, compiled: bool = False) -> SimulatedPlan:
-    """Lower the plan and simulate its program, its blocks `compiled` or not."""
+    """Lowers the plan and simulates its program, with its blocks `compiled` or not."""
     from autoshard.program.lower import lower
     from autoshard.search.build_plan import simulated
     from autoshard.simulation import simulate

@@ -39,8 +39,8 @@ class Bucketed:
 
 
 def bucketed(candidates: Sequence[Sized], workload: Asked, most: int, held: Held) -> Bucketed | None:
-    """The plan of at most `most` buckets, the last of which has no limit, with the least expected step; None where none
-    is `LEAST_GAIN` better than the best of `candidates`."""
+    """Plan of at most `most` buckets, the last without a limit, with the least expected step; None if none is
+    `LEAST_GAIN` better than the best of `candidates`."""
     best = min(sized.expected(workload.points) for sized in candidates)
     trials = []
     for base in _bases(candidates, workload):
@@ -51,7 +51,7 @@ def bucketed(candidates: Sequence[Sized], workload: Asked, most: int, held: Held
 
 
 def bucket_words(plan: Plan, expected: float, alone: float) -> str:
-    """What the buckets bring over one plan, whose expected step is `alone`."""
+    """Sentence on what the buckets gain over one plan, whose expected step is `alone`."""
     if not plan.buckets:
         return f"no buckets: none make the expected step {LEAST_GAIN:.0%} shorter than one plan for all sizes does"
     listed = "; ".join(f"{_most(item)} ({_changed(item, plan)} of {len(plan.ops)} operators)" for item in plan.buckets)
@@ -72,7 +72,7 @@ def _expected(one: Bucketed, workload: Asked) -> float:
 
 
 def _bases(candidates: Sequence[Sized], workload: Asked) -> list[Sized]:
-    """The best of each layout of parameters."""
+    """Best candidate for each layout of parameters."""
     by_layout: dict[object, Sized] = {}
     for one in sorted(candidates, key=lambda one: one.expected(workload.points)):
         by_layout.setdefault(_stored(one.plan), one)
@@ -80,13 +80,13 @@ def _bases(candidates: Sequence[Sized], workload: Asked) -> list[Sized]:
 
 
 def _stored(plan: Plan) -> tuple[object, ...]:
-    """What all buckets of a package have alike."""
+    """Part of a plan that all buckets of a package share."""
     layouts = [(t.name, str(t.layout)) for t in (*plan.inputs, *plan.parameters, *plan.buffers)]
     return plan.mesh, plan.fusion, replace(plan.step, predicted_seconds=0.0, predicted_peak_bytes=0.0), tuple(layouts)
 
 
 def _chains(boxes: Sequence[Box], most: int) -> Iterator[tuple[Box, ...]]:
-    """Of at most `most - 1` boxes, each within the next."""
+    """Chains of at most `most - 1` boxes, each within the next."""
     ordered = sorted({*boxes}, key=lambda box: sorted(size for _, size in box))
     for count in range(1, most):
         for chain in itertools.combinations(ordered, count):
@@ -95,12 +95,12 @@ def _chains(boxes: Sequence[Box], most: int) -> Iterator[tuple[Box, ...]]:
 
 
 def within(sizes: Mapping[str, int], box: Box) -> bool:
-    """Is a step of these sizes in the box?"""
+    """True if a step of these sizes is in the box."""
     return all(sizes[name] <= most for name, most in box)
 
 
 class _Options:
-    """The plans that store parameters as `base` does."""
+    """Plans that store parameters as `base` does."""
 
     def __init__(self, base: Sized, candidates: Sequence[Sized], workload: Asked, held: Held) -> None:
         self.asked = workload
@@ -120,7 +120,7 @@ class _Options:
         self._peaks: dict[tuple[int, Box], float] = {}
 
     def taken(self, chain: Sequence[Box]) -> Bucketed | None:
-        """The best of these buckets; None where one of them would be empty. No size of the histogram need be left."""
+        """Best plan with these buckets; None if one would be empty. No size of the histogram need be left over."""
         left = {n: dict(point.sizes) for n, point in enumerate(self.asked.points)}
         groups = []
         for box in chain:
@@ -141,7 +141,7 @@ class _Options:
         return sum(self.asked.points[n].weight * one.seconds[n] for n in group)
 
     def _fitting(self, box: Box, main: Sized) -> list[Sized]:
-        """Those that need no more memory at the bucket's largest step than the largest step of all."""
+        """Plans that need no more memory at the bucket's largest step than `main` at the largest step of all."""
         numbers = [n for n, one in enumerate(self.plans) if one is not main]
         return [main, *(self.plans[n] for n in numbers if self._peak(n, box) <= main.plan.step_peak_bytes)]
 
@@ -158,7 +158,7 @@ def _outputs(plan: Plan, graph: Graph) -> tuple[str, ...]:
 
 
 def _with_outputs(plan: Plan, wanted: Sequence[str], workload: Asked) -> Plan:
-    """`plan`, whose outputs come out as `wanted`."""
+    """`plan`, with its outputs in the layouts `wanted`."""
     program, context = lower(plan, workload.graph), context_of(plan, workload.graph, workload.hardware)
     more = [
         redistribution(

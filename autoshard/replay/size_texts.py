@@ -1,4 +1,4 @@
-"""Numbers of a module's code that follow sizes of the inputs, written by what the module reads off its own inputs."""
+"""Numbers of a module's code that follow sizes of the inputs, written by what the module reads off its inputs."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class SizeInput:
 
 @dataclass
 class SizeTexts:
-    """`found`: what follows the sizes alike -> the input that tells it; `used`: those that were asked for."""
+    """Texts of sizes. `found`: key of what follows the sizes alike -> input that tells it; `used`: those requested."""
 
     found: dict[Key, SizeInput]
     names: dict[Key, str]
     used: set[Key] = field(default_factory=set)
 
     def text(self, number: SizeNumber) -> str:
-        """An expression that is exact at every size at which it is whole; the number itself where no input tells."""
+        """Expression that is exact at every size at which it is whole; the number itself if no input tells."""
         text = self._by_each(number.polynomial) or self._by_product(number.polynomial)
         return str(int(number)) if text is None else text
 
     def _by_each(self, wanted: Polynomial) -> str | None:
-        """By a dim for each size that counts."""
+        """Expression in one dim for each size that counts."""
         count = len(next(iter(wanted)))
         needed = [n for n in range(count) if any(powers[n] for powers in wanted)]
         keys = {n: _key({_unit(n, count): Fraction(1)}) for n in needed}
@@ -60,7 +60,7 @@ class SizeTexts:
         return text
 
     def _by_product(self, wanted: Polynomial) -> str | None:
-        """By dims that hold several sizes: the tokens of all samples, the patches of an image; and a number more."""
+        """Expression in dims of several sizes: the tokens of all samples, the patches of an image; plus a number."""
         count = len(next(iter(wanted)))
         constant = wanted.get((0,) * count, Fraction(0))
         for offset in dict.fromkeys((Fraction(0), constant)):
@@ -76,7 +76,7 @@ class SizeTexts:
 
 
 def size_texts(program: Program, others: OtherSizes, inputs: Iterable[str]) -> SizeTexts:
-    """Of a module with these inputs: of what follows the sizes alike the shortest dim."""
+    """Texts for a module with these inputs: of dims that follow the sizes alike, the shortest stands for all."""
     size_inputs: dict[Key, SizeInput] = {}
     for name in inputs if others else ():
         value = program.value(name)
@@ -92,7 +92,7 @@ def size_texts(program: Program, others: OtherSizes, inputs: Iterable[str]) -> S
 
 
 def followed_shape(value: LocalValue, program: Program, others: OtherSizes) -> tuple[object, ...]:
-    """The local shape, with what follows sizes."""
+    """Local shape, with a `SizeNumber` for each dim that follows sizes."""
     values = [value.local_shape, *(variant.value(value.name).local_shape for variant in others.programs)]
     shape = followed(values, program.mesh, others)
     return shape if isinstance(shape, tuple) else ()
@@ -105,7 +105,7 @@ def _followed_whole(value: LocalValue, program: Program, others: OtherSizes) -> 
 
 
 def _key(polynomial: Polynomial) -> Key:
-    """Equal for what is a multiple of each other."""
+    """Key that is equal for multiples of each other."""
     lead = max(polynomial)
     return tuple(sorted((powers, coeff / polynomial[lead]) for powers, coeff in polynomial.items()))
 
@@ -115,7 +115,7 @@ def _unit(n: int, count: int) -> Powers:
 
 
 def _groups(keys: Sequence[Key]) -> Iterator[tuple[Key, ...]]:
-    """One dim, then products of few."""
+    """Groups of keys: one dim, then products of a few."""
     for count in range(1, MOST_DEGREE + 1):
         yield from combinations_with_replacement(keys, count)
 
@@ -132,7 +132,7 @@ def _product(factors: Sequence[Polynomial]) -> dict[Powers, Fraction]:
 
 
 def _ratio(wanted: Polynomial, product: Polynomial) -> Fraction | None:
-    """By which `product` is `wanted`."""
+    """Factor by which `product` is `wanted`."""
     if wanted.keys() != product.keys():
         return None
     ratios = {wanted[powers] / product[powers] for powers in product}
@@ -140,7 +140,7 @@ def _ratio(wanted: Polynomial, product: Polynomial) -> Fraction | None:
 
 
 def _names(size_inputs: Mapping[Key, SizeInput], program: Program, others: OtherSizes) -> dict[Key, str]:
-    """An input of the model keeps its own name, and no two are called alike."""
+    """Names of the size inputs: an input of the model keeps its own, and no two are alike."""
     names: dict[Key, str] = {}
     for key, size in size_inputs.items():
         name = _name(size, others.names)
@@ -161,7 +161,7 @@ def _name(size: SizeInput, names: Sequence[str]) -> str:
 
 
 def sum_text(local: Polynomial, names: Mapping[int, str]) -> str | None:
-    """Terms in these names, what they have in common before a bracket; None where a term is no whole number."""
+    """Sum of terms in these names, common factors before a bracket; None if a term is no whole number."""
     if len(local) == 1:
         ((powers, coeff),) = local.items()
         return _product_text(coeff, _factors(powers, names))

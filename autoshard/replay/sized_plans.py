@@ -20,7 +20,7 @@ from autoshard.solvers.common.result import fits
 
 @dataclass(frozen=True)
 class Asked:
-    """What is planned: `graph` at its largest sizes, and `graphs` at those of `points`."""
+    """A planning request: `graph` at its largest sizes, and `graphs` at those of `points`."""
 
     graph: Graph
     hardware: Hardware
@@ -30,16 +30,16 @@ class Asked:
 
     @property
     def weights(self) -> list[float]:
-        """Of the points."""
+        """Weight of each point."""
         return [point.weight for point in self.points]
 
     def holds(self, plan: Plan) -> bool:
-        """Does its step at the largest sizes fit the memory?"""
+        """True if the plan's step at the largest sizes fits the memory."""
         limit = self.wanted.memory_limit_bytes
         return fits(plan.step_peak_bytes, self.hardware.usable_memory_bytes if limit is None else limit)
 
     def steps(self, plan: Plan) -> tuple[float, ...]:
-        """Of a plan of `graph`, at each point."""
+        """Seconds of the step of a plan of `graph`, at each point."""
         return tuple(self.at(plan, self.graph, other).step_seconds for other in self.graphs)
 
     def at(self, plan: Plan, graph: Graph, other: Graph) -> Plan:
@@ -47,7 +47,7 @@ class Asked:
         return plan if other is graph else predicted(reapply(plan, graph, other, self.hardware), other)
 
     def formulated(self, mesh: Mesh) -> tuple[SearchTask, list[Formulation]]:
-        """The search at the largest sizes, and the problem at each point."""
+        """Search at the largest sizes, and the problem at each point."""
         request = replace(self.wanted, mesh=mesh, devices=None)
         every = [prepare(at, mesh, self.hardware, request) for at in (self.graph, *self.graphs)]
         return every[0], [task.formulation for task in every[1:]]
@@ -62,5 +62,5 @@ class Sized:
     seconds: tuple[float, ...]
 
     def expected(self, points: Sequence[SizePoint]) -> float:
-        """The mean step."""
+        """Mean step over the points."""
         return sum(point.weight * seconds for point, seconds in zip(points, self.seconds, strict=True))

@@ -1,8 +1,8 @@
-"""Which strategies hold at every dynamic size: those that the rules offer at sizes that stand for all.
+"""Strategies that hold at every dynamic size: those that the rules offer at sizes that stand for all.
 
-Two sizes stand for all of `divisor * n + remainder`: one with a prime n that no axis has devices for, which only what
-divides all of them divides, and the least, for what needs some length. A strategy must cut there as it does at the
-planned size, and evenly where the length is dynamic.
+Two sizes stand for all of `divisor * n + remainder`: one with a prime n that no axis has devices for, which only a
+divisor of all of them divides, and the least, for operators that need some length. A strategy must shard there as it
+does at the planned size, and evenly if the length is dynamic.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Offered = dict[str, Strategy]
 
 @dataclass(frozen=True)
 class Probes:
-    """`graph` at the sizes that stand for all: the one of primes first."""
+    """`graph` at the sizes that stand for all, the one of primes first."""
 
     graphs: tuple[Graph, ...] = ()
     legal: dict[object, tuple[Strategy, ...]] = field(default_factory=dict)
 
 
 def probes(graph: Graph) -> Probes:
-    """Made once; of a graph without dynamic sizes none."""
+    """Probes of the graph, made once; none without dynamic sizes."""
     return graph.once(_probes)
 
 
@@ -45,8 +45,8 @@ def _probes(graph: Graph) -> Probes:
 
 
 def _primes(graph: Graph) -> Iterator[int]:
-    """Above every dynamic size, as no axis that cuts one has more devices, and no part of any length. What is held is
-    a run a block: large ones, of which images multiply three, take gigabytes."""
+    """Primes above every dynamic size, as no axis that shards one has more devices, and no part of any length. Devices
+    hold one run per block: large primes, of which images multiply three, take gigabytes."""
     above = max(graph.tensor(tensor).shape[dim] for size in graph.dynamic for tensor, dim in size.dims)
     lengths = {size for tensor in graph.tensors for size in tensor.shape if size}
     prime = (n for n in itertools.count(above + 1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
@@ -54,7 +54,7 @@ def _primes(graph: Graph) -> Iterator[int]:
 
 
 def holds(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy, at_probes: list[Offered]) -> bool:
-    """Does it hold at all sizes? `at_probes`: by text, what the rules offer at each probe."""
+    """True if the strategy holds at all sizes. `at_probes`: by text, what the rules offer at each probe."""
     for offered in at_probes:
         there = offered.get(str(strategy))
         if there is None or (there.operands, there.results) != (strategy.operands, strategy.results):
@@ -63,7 +63,7 @@ def holds(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy, at_probes: list[
 
 
 def uneven(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> Iterator[tuple[str, int, int]]:
-    """(tensor, dim, shards) of dynamic lengths that the strategy does not always cut evenly."""
+    """(tensor, dim, shards) of dynamic lengths that the strategy does not always shard evenly."""
     generic = probes(graph).graphs[0]
     layouts: list[Layout | None] = [*strategy.operands, *strategy.results]
     for name, layout in zip((*op.operands, *op.results), layouts, strict=True):
@@ -76,14 +76,14 @@ def uneven(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> Iterator[tup
 
 
 def problem(graph: Graph, op: Op, mesh: Mesh, strategy: Strategy) -> str:
-    """Why a strategy that is offered at the planned sizes is not at all."""
+    """Reason why a strategy that is offered at the planned sizes is not at all sizes."""
     for name, dim, shards in uneven(graph, op, mesh, strategy):
         return needs_divisor(graph, name, dim, shards)
     return "it does not hold at every dynamic size"
 
 
 def needs_divisor(graph: Graph, name: str, dim: int, shards: int) -> str:
-    """Why a dim can't have so many shards; "" where it can, or is not dynamic."""
+    """Reason why a dim can't have so many shards; "" if it can, or is not dynamic."""
     if not graph.dynamic or not any(f"{name} {dim}" in entry.places for entry in graph.follows):
         return ""
     what, multiple = known_multiple(graph, name, dim)
@@ -92,7 +92,7 @@ def needs_divisor(graph: Graph, name: str, dim: int, shards: int) -> str:
 
 
 def known_multiple(graph: Graph, name: str, dim: int) -> tuple[str, int]:
-    """What a dynamic length is called, and the largest number that divides it whatever the sizes are."""
+    """Name of a dynamic length, and the largest number that divides it whatever the sizes are."""
     follows = next(entry for entry in graph.follows if f"{name} {dim}" in entry.places)
     powers = [term.powers for term in follows.terms if any(term.powers)]
     names = [size.name for n, size in enumerate(graph.dynamic) if any(power[n] for power in powers)]

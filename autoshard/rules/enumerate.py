@@ -1,4 +1,4 @@
-"""All strategies of an operator on a mesh, and the reasons of those that are left out."""
+"""Strategies of an operator on a mesh, and the reasons for those that are left out."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ REPEAT = Choice("repeat")
 
 
 def strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> tuple[Strategy, ...]:
-    """Every combination of choices over the axes that the rule, the sizes and the layouts allow, plainest first.
+    """Combinations of choices over the axes that the rule, the sizes and the layouts allow, plainest first.
 
-    Of those with the same layouts and variant only the first is kept.
+    Only the first of those with the same layouts and variant is kept.
     """
     every = derive(instance(graph, op), granularities.refinements(op), mesh)
     return _at_all_sizes(graph, op, mesh, every) if graph.dynamic else every
 
 
 def _at_all_sizes(graph: Graph, op: Op, mesh: Mesh, every: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-    """Those that hold at every dynamic size; equal operators with equal dynamic dims share one answer."""
+    """Strategies that hold at every dynamic size; equal operators with equal dynamic dims share one answer."""
     known = probes(graph)
     bound = tuple((instance(one, one.by_op[op.name]), refinements(one, mesh, op.name)) for one in known.graphs)
     key = (bound, every, mesh)
@@ -44,12 +44,12 @@ def _at_all_sizes(graph: Graph, op: Op, mesh: Mesh, every: tuple[Strategy, ...])
 
 
 def refinements(graph: Graph, mesh: Mesh, name: str) -> Refinements:
-    """Of an operator, in which its factors may be cut."""
+    """Blocks and units in which the factors of an operator may be sharded."""
     return granularities_of(graph, mesh).by_op.get(name, ())
 
 
 def find(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: str) -> Strategy:
-    """The strategy that prints as `text`, or means the same; raises UsageError that lists those there are."""
+    """Strategy that prints as `text`, or means the same; raises UsageError that lists those there are."""
     bound, refined = instance(graph, op), granularities.refinements(op)
     by_text = _by_text(bound, refined, mesh)
     plain = text.removesuffix(f" {HOST}")
@@ -65,8 +65,8 @@ def find(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: s
 
 
 def named(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities, text: str) -> Strategy | None:
-    """The strategy that prints as `text`, without the others; None where none does, or a part of it is in the memory of
-    the host. Of several that mean the same, `find` gives the one that is offered."""
+    """Strategy that prints as `text`, without making the others; None if none does, or if part of it is in host memory.
+    Of several that mean the same, `find` returns the one that is offered."""
     return _named(instance(graph, op), granularities.refinements(op), mesh, text)
 
 
@@ -88,7 +88,7 @@ def _named(bound: Instance, refined: Refinements, mesh: Mesh, text: str) -> Stra
 
 
 def carry(text: str, refined: Refinements, other: Refinements) -> str:
-    """The same strategy at other sizes: a refinement of a factor becomes the one in its place in `other`.
+    """Text of the strategy at other sizes: a refinement of a factor becomes the one in its place in `other`.
 
     Both graphs must have the same structure: `n/3*64` with heads of 64 is `n/3*8` with heads of 8.
     """
@@ -108,7 +108,7 @@ def _by_text(bound: Instance, refined: Refinements, mesh: Mesh) -> dict[str, Str
 
 
 def _equivalent(bound: Instance, refined: Refinements, mesh: Mesh, text: str) -> Strategy | None:
-    """The strategy offered under another name: `n*64` is `n` where the axis leaves whole units anyway."""
+    """Strategy offered under another name: `n*64` is `n` if the axis leaves whole units anyway."""
     try:
         chosen = tuple(Choice.parse(part) for part in text.split())
     except ValueError:
@@ -126,7 +126,7 @@ def _equivalent(bound: Instance, refined: Refinements, mesh: Mesh, text: str) ->
 
 
 def _permitted(bound: Instance, choice: Choice) -> bool:
-    """Is this a choice of the rule, with whatever blocks and unit?"""
+    """True if this is a choice of the rule, with any blocks and unit."""
     refined = ((choice.factor, ((choice.blocks, choice.unit),)),) if choice.kind == "factor" else ()
     return choice in choices(bound, refined)
 
@@ -155,7 +155,7 @@ def explain(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> l
 
 
 def _dynamic_reasons(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[tuple[str, str]]:
-    """The same of what does not hold at every dynamic size; of a single choice on one axis as `n@tp`, too."""
+    """(choice text, reason) of strategies that fail at some dynamic size; a choice on one axis also as `n@tp`."""
     if not graph.dynamic:
         return []
     every = derive(instance(graph, op), granularities.refinements(op), mesh)
@@ -174,7 +174,7 @@ def _dynamic_reasons(graph: Graph, op: Op, mesh: Mesh, granularities: Granularit
 
 @cache
 def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy, ...]:
-    """The strategies of a bound rule: equal operators in repeated layers share one answer."""
+    """Strategies of a bound rule: equal operators in repeated layers share one answer."""
     distinct: dict[tuple[object, ...], Strategy] = {}
     assemble = _Assembler(bound, mesh)
     reasons: dict[tuple[Choice, ...], str] = {}
@@ -191,12 +191,12 @@ def derive(bound: Instance, refined: Refinements, mesh: Mesh) -> tuple[Strategy,
 
 
 def _cutting(chosen: tuple[Choice, ...]) -> tuple[Choice, ...]:
-    """Without what cuts no factor."""
+    """Choices without those that shard no factor."""
     return tuple(choice if choice.kind == "factor" else REPEAT for choice in chosen)
 
 
 def _options(bound: Instance, refined: Refinements, mesh: Mesh) -> list[list[Choice]]:
-    """What each axis may do on its own; an axis of size 1 only repeats."""
+    """Choices that each axis has by itself; an axis of size 1 only repeats."""
     return [
         [c for c in choices(bound, refined) if not _reason(bound, c, parts)] if parts > 1 else [REPEAT]
         for parts in mesh.sizes
@@ -204,7 +204,7 @@ def _options(bound: Instance, refined: Refinements, mesh: Mesh) -> list[list[Cho
 
 
 def _reason(bound: Instance, choice: Choice, parts: int) -> str:
-    """Why an axis of `parts` devices can't make this choice on its own."""
+    """Reason why an axis of `parts` devices can't make this choice by itself."""
     if parts == 1:
         return "" if choice == REPEAT else "the axis has one device"
     result = _placed(bound, choice)
@@ -226,7 +226,7 @@ def _placed(bound: Instance, choice: Choice) -> Placements | str:
 
 
 class _Assembler:
-    """Puts the choices of all axes together. `layouts` remembers normalised layouts by operand or result."""
+    """Combines the choices of all axes. `layouts` caches normalised layouts by operand or result."""
 
     def __init__(self, bound: Instance, mesh: Mesh) -> None:
         self.bound, self.mesh = bound, mesh
@@ -239,7 +239,7 @@ class _Assembler:
         return placed
 
     def strategy(self, chosen: tuple[Choice, ...], axes: Sequence[Placements]) -> Strategy:
-        """The layouts that follow from valid choices, normalised."""
+        """Strategy with the layouts that follow from valid choices, normalised."""
         operands: list[Layout | None] = []
         for position, facts in enumerate(self.bound.operands):
             placements = tuple(placement for axis in axes if (placement := axis.operands[position]) is not None)
@@ -258,7 +258,7 @@ class _Assembler:
 
 
 def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
-    """The variant stands in where an axis is on one of its factors, or always where it names none."""
+    """Variant that runs if an axis is on one of its factors, or always if it names none."""
     factors = bound.rule.variant_factors
     for together in bound.rule.together:
         if any(choice.factor == together.name for choice in chosen):
@@ -267,6 +267,6 @@ def _variant(bound: Instance, chosen: tuple[Choice, ...]) -> str:
 
 
 def offered(graph: Graph, mesh: Mesh, granularities: Granularities) -> Iterator[tuple[Op, tuple[Strategy, ...]]]:
-    """Every op with its strategies, in execution order."""
+    """Ops, each with its strategies, in execution order."""
     for op in graph.ops:
         yield op, strategies(graph, op, mesh, granularities)

@@ -1,8 +1,8 @@
-"""Which values of a graph may be infinite though all that it is given is finite, and which are greater than 0.
+"""Values of a graph that may be infinite though all its inputs are finite, and those greater than 0.
 
-A product with a partial sum is linear in it only where the other factor is finite, and a quotient where the divisor is
-not 0: of a part that is 0, 0 * inf and 0 / 0 make NaN where the whole has inf. Inputs, parameters and trained values
-count as finite, and so does what overflows; poles (1 / 0, log 0) and infinities that are written down do not.
+A product with a partial sum is linear in it only if the other factor is finite, and a quotient only if the divisor is
+not 0: for a part that is 0, 0 * inf and 0 / 0 make NaN where the whole has inf. Inputs, parameters and trained values
+count as finite, and so do overflows; poles (1 / 0, log 0) and infinities that are written down do not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autoshard.rules.operators import OPERATORS, record
 
 @dataclass(frozen=True)
 class Signs:
-    """Tensors that may hold infinities; and those of which no number is below 0, or all are above."""
+    """Tensors that may hold infinities; and those with no number below 0, or with all above 0."""
 
     infinite: set[str] = field(default_factory=set)
     least: dict[str, int] = field(default_factory=dict)  # 1: all are above 0; 0: none is below
 
     def of(self, op: Op) -> tuple[frozenset[int], frozenset[int]]:
-        """The operands of `op` that may hold infinities, and those that are above 0."""
+        """Operands of `op` that may hold infinities, and those that are above 0."""
         infinite = frozenset(i for i, name in enumerate(op.operands) if name in self.infinite)
         return infinite, frozenset(i for i, name in enumerate(op.operands) if self.is_positive(name))
 
@@ -33,7 +33,7 @@ class Signs:
 
 
 def signs(graph: Graph) -> Signs:
-    """Of all values of the graph."""
+    """Signs of all values of the graph."""
     return graph.once(_signs)
 
 
@@ -89,7 +89,7 @@ _Pole = Callable[[Signs, Op], bool]
 
 
 def _at_zero(operand: int) -> _Pole:
-    """Where this operand may be 0; a number in its place is known."""
+    """Pole where this operand may be 0; a number in its place is known."""
 
     def pole(signs: Signs, op: Op) -> bool:
         if operand < len(op.operands):
@@ -100,7 +100,7 @@ def _at_zero(operand: int) -> _Pole:
 
 
 def _below_zero(signs: Signs, op: Op) -> bool:
-    """log1p, whose pole is at -1."""
+    """Pole of log1p, at -1."""
     return op.operands[0] not in signs.least
 
 
@@ -146,7 +146,7 @@ _FINITE = frozenset(
 
 
 def _least(graph: Graph, signs: Signs, op: Op) -> int | None:
-    """1 where all numbers of the first result are above 0, 0 where none is below."""
+    """1 if all numbers of the first result are above 0, 0 if none is below."""
     dtype = graph.tensor(op.results[0]).dtype if op.results else ""
     if dtype == "bool":
         return 0
@@ -166,7 +166,7 @@ _Least = Callable[[list[int | None], Op], int | None]
 
 
 def _none_below(leasts: list[int | None], op: Op) -> int | None:
-    """Not above, either: what is small enough becomes 0."""
+    """Returns 0, not 1: a number that is small enough becomes 0."""
     return 0
 
 

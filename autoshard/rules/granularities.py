@@ -1,4 +1,4 @@
-"""Which (blocks, unit) each factor may be cut by: proposed by products, carried both ways through the graph.
+"""The (blocks, unit) by which each factor may be cut: proposed by products, carried both ways through the graph.
 
 A factor f in a product (pre f post) of a dim, cut plainly, cuts the dim in `pre` blocks in units of `post`. So a view
 `(n d) -> n d` proposes unit d to what makes its operand, and a split `(3 h) -> h, h, h` proposes 3 blocks. A proposal
@@ -44,8 +44,8 @@ class Granularities:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What equal operators of repeated layers share (one object for all of them): the bound rule, and where its factors
-    lie. A slot is a position in (*operands, *results); a place is a (slot, dim).
+    """Facts that equal operators of repeated layers share (one object for all): the bound rule, and the dims of its
+    factors. A slot is a position in (*operands, *results); a place is a (slot, dim).
 
     `holding[factor]`: (slot, dim, pre, post) of every dim (pre factor post) that holds it. `receiving[slot, dim]`:
     (factor, pre, post) of those there that can be cut in blocks and units.
@@ -60,7 +60,7 @@ _Proposal = tuple[str, int, int, int]  # cut dim `dim` of `tensor` in `blocks` b
 
 
 def granularities(graph: Graph, mesh: Mesh) -> Granularities:
-    """The fixed point. Only what differs from the plain cut, for some set of axes of this mesh, is kept."""
+    """Fixed point of the proposals, keeping those that differ from the plain cut for some set of axes of this mesh."""
     known = graph.once(_known)
     if mesh not in known:
         known[mesh] = _granularities(graph, mesh)
@@ -68,7 +68,7 @@ def granularities(graph: Graph, mesh: Mesh) -> Granularities:
 
 
 def _known(graph: Graph) -> dict[Mesh, Granularities]:
-    """Of each mesh that was asked for."""
+    """Granularities for each mesh requested so far."""
     return {}
 
 
@@ -109,7 +109,7 @@ def _granularities(graph: Graph, mesh: Mesh) -> Granularities:
 def _listed(
     op: Op, signature: Signature, accepted: dict[tuple[str, str], list[tuple[int, int]]], parts: tuple[Refinement, ...]
 ) -> Refinements:
-    """`parts`: of the rows of operand 0, beside what was proposed."""
+    """Refinements of each factor. `parts`: of the rows of operand 0, in addition to the proposals."""
     rows = {factor for factor, places in signature.holding.items() if (0, 0, 1, 1) in places} if parts else set()
     by_factor = (
         (factor, (*accepted.get((op.name, factor), ()), *(parts if factor in rows else ())))
@@ -119,7 +119,7 @@ def _listed(
 
 
 def _parts(graph: Graph, op: Op, axes: tuple[int, ...]) -> tuple[Refinement, ...]:
-    """The lengths in which the rows of the table are to be cut that an operator looks up in."""
+    """Lengths into which the rows of the table that an operator looks up in are to be split."""
     if not graph.manual_splits or record(op.target).chooses != "rows":
         return ()
     splits = dict.fromkeys(lengths for tensor, lengths in graph.manual_splits if tensor == op.operands[0])
@@ -127,7 +127,7 @@ def _parts(graph: Graph, op: Op, axes: tuple[int, ...]) -> tuple[Refinement, ...
 
 
 def touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
-    """The (op, slot) pairs that make or read each tensor."""
+    """(op, slot) pairs that make or read each tensor."""
     result: dict[str, list[tuple[Op, int]]] = {tensor.name: [] for tensor in graph.tensors}
     for op in graph.ops:
         for slot, name in enumerate((*op.operands, *op.results)):
@@ -137,7 +137,7 @@ def touching(graph: Graph) -> dict[str, list[tuple[Op, int]]]:
 
 
 def _signatures(graph: Graph) -> dict[str, Signature]:
-    """Op name -> its signature: one object for all that have the same target, arguments, shapes and dtypes."""
+    """Op name -> its signature: one object for all with the same target, arguments, shapes and dtypes."""
     facts: dict[str, tuple[object, ...]] = {t.name: (t.shape, t.dtype, t.requires_grad) for t in graph.tensors}
     if graph.dynamic:  # a length that is dynamic is another than an equal one that is not
         (generic, *_) = probes(graph).graphs
@@ -156,7 +156,7 @@ def _signatures(graph: Graph) -> dict[str, Signature]:
 
 
 def signature_of(bound: Instance) -> Signature:
-    """Where each factor of a bound rule lies."""
+    """Signature of a bound rule: the dims that hold each of its factors."""
     holding: dict[str, list[tuple[int, int, int, int]]] = {factor: [] for factor in bound.assignable}
     receiving: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
     for slot, term in enumerate((*bound.rule.operands, *bound.rule.results)):
@@ -171,7 +171,7 @@ def signature_of(bound: Instance) -> Signature:
 
 
 def _spread(op: Op, signature: Signature, factor: str, refinement: tuple[int, int]) -> Iterator[_Proposal]:
-    """What a refinement of a factor means for every dim that holds it."""
+    """Proposals for every dim that holds the factor, from a refinement of it."""
     for slot, dim, pre, post in signature.holding[factor]:
         blocks, unit = pre * refinement[0], refinement[1] * post
         name = op.operands[slot] if slot < len(op.operands) else op.results[slot - len(op.operands)]
@@ -182,14 +182,14 @@ def _spread(op: Op, signature: Signature, factor: str, refinement: tuple[int, in
 def _differs(
     size: int, refinement: tuple[int, int], others: tuple[tuple[int, int], ...], axes: tuple[int, ...]
 ) -> bool:
-    """Can the refinement be used, and does it hold other indices than each of the others, for some axes of the mesh?"""
+    """True if the refinement is possible and holds other indices than each of the others, for some axes of the mesh."""
     holdings = _holdings(size, refinement, axes)
     return any(holdings) and all(holdings != _holdings(size, other, axes) for other in others)
 
 
 @lru_cache(maxsize=65536)
 def _holdings(size: int, refinement: tuple[int, int], axes: tuple[int, ...]) -> tuple[bytes | None, ...]:
-    """What the devices hold, for every set of axes in mesh order; None where that can't be."""
+    """Indices that the devices hold, for every set of axes in mesh order; None if the cut can't be."""
     blocks, unit = refinement
     subsets = sorted({subset for count in range(1, len(axes) + 1) for subset in combinations(axes, count)})
     cuts = [tuple((parts, blocks, unit) for parts in subset) for subset in subsets]

@@ -1,7 +1,7 @@
-"""Tables in the memory of the devices' hosts: which can lie there, and the strategies of look-ups that then run there.
+"""Tables in the memory of the devices' hosts: which can lie there, and the strategies of look-ups that run there.
 
-Rows that were looked up, and their gradients, pass the link between a host and its device; all else that the devices
-talk about stays between devices. So a table's gradient must be whole where its rows are: no strategy leaves it partial.
+The link between a host and its device carries looked-up rows and their gradients; all other communication stays between
+devices. So a table's gradient must be whole where its rows are: no strategy leaves it partial.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def host_tables(graph: Graph) -> tuple[str, ...]:
 
 
 def served_tables(graph: Graph) -> tuple[str, ...]:
-    """The parameters (tensors) of which look-ups read rows, and nothing reads more: parameter servers keep them."""
+    """Parameters (tensors) of which look-ups read rows, and nothing else reads: parameter servers keep them."""
     reads = {p.tensor: {op.target for op, _ in graph.consumers[p.tensor]} for p in graph.parameters}
     return tuple(table for table in host_tables(graph) if reads[table] <= LOOK_UPS)
 
 
 def host_problem(graph: Graph, tensor: str) -> str:
-    """Why a parameter can't lie on the host, "" where it can: all that reads it must run there."""
+    """Reason why a parameter can't lie on the host, "" if it can: all its readers must run there."""
     if tensor in graph.outputs:
         return "the model returns it"
     uses = graph.consumers[tensor]
@@ -43,7 +43,7 @@ def host_problem(graph: Graph, tensor: str) -> str:
 
 
 def strategy_problem(strategy: Strategy) -> str:
-    """Why a look-up can't run so on the host, "" where it can."""
+    """Reason why a look-up can't run so on the host, "" if it can."""
     layout = strategy.operands[TABLE]
     if layout is not None and REPLICATE_PARTIAL in layout.placements:
         return SUMMED
@@ -51,7 +51,7 @@ def strategy_problem(strategy: Strategy) -> str:
 
 
 def on_host(graph: Graph, op: Op, strategy: Strategy) -> Strategy:
-    """The strategy with its table and its work on the hosts. UsageError where that can't be."""
+    """Strategy with its table and its work on the hosts. UsageError if that can't be."""
     table = op.operands[TABLE] if record(op.target).on_host else None
     known = {p.tensor for p in graph.parameters}
     reason = host_problem(graph, table) if table in known and table else "it looks up no parameter"
@@ -63,5 +63,5 @@ def on_host(graph: Graph, op: Op, strategy: Strategy) -> Strategy:
 
 
 def host_strategies(graph: Graph, op: Op, strategies: tuple[Strategy, ...]) -> tuple[Strategy, ...]:
-    """Those of a look-up that its table allows on the host, there."""
+    """Strategies of a look-up that its table allows on the host, moved there."""
     return tuple(on_host(graph, op, strategy) for strategy in strategies if not strategy_problem(strategy))

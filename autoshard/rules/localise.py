@@ -1,4 +1,4 @@
-"""What an operator is called with on a shard: attributes as local sizes, or a variant of the runtime in its place."""
+"""Local call of an operator on a shard: attributes as local sizes, or a variant of the runtime in its place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LocalCall:
 
 
 def localise(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> LocalCall:
-    """The local call of `op` under `strategy`: sizes that an axis cuts are LocalSize, all others plain."""
+    """Local call of `op` under `strategy`: sizes that an axis shards are LocalSize, all others plain."""
     local = Local(graph, op, instance(graph, op), strategy, mesh, random_index(graph, op))
     if strategy.variant:
         attributes, axes = VARIANTS[strategy.variant].localise(local)

@@ -12,12 +12,12 @@ def short(value: Attribute) -> str:
 
 
 def described(graph: Graph, op: Op) -> str:
-    """With its results' shapes and the line that calls it."""
+    """Operator in words, with its results' shapes and the line that calls it."""
     shape = " and ".join(str(graph.tensor(name).shape) for name in op.results)
     return f"{op.name} ({op.target}, {shape}) at {line_of(graph, op)}"
 
 
 def line_of(graph: Graph, op: Op) -> str:
-    """Of the model's code; a constant has that of its first reader."""
+    """Source line in the model's code; a constant has its first reader's."""
     readers = [reader for name in op.results for reader, _ in graph.consumers[name]]
     return next((candidate.source for candidate in (op, *readers) if candidate.source), op.module or "the model")

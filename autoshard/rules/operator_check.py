@@ -1,6 +1,5 @@
-"""Does a graph that was read from a file hold together? Its operators against their rules; torch is asked only about
-those that have none.
-"""
+"""Checks that a graph read from a file is consistent: its operators against their rules; torch is asked only about
+those without a rule."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ INITIALISERS = frozenset({
 
 
 def check_saved(graph: Graph, where: str) -> Graph:
-    """The graph; InvalidFileError where the file `where` contradicts itself."""
+    """Returns the graph; InvalidFileError if the file `where` contradicts itself."""
     try:
         check_rules(graph)
     except GraphFault as error:
@@ -34,7 +33,7 @@ def check_saved(graph: Graph, where: str) -> Graph:
 
 
 def check_rules(graph: Graph) -> None:
-    """GraphFault names the first operator whose shapes or arguments contradict its rule, or what can't be planned."""
+    """Raises GraphFault for the first operator whose shapes or arguments contradict its rule or can't be planned."""
     require(graph.outputs, "it has no outputs: nothing would be computed")
     require(graph.loss is None or graph.loss in graph.outputs, f"the loss {graph.loss} is no output")
     require(graph.precision in PRECISIONS, f"the precision is {graph.precision!r}: expected {', '.join(PRECISIONS)}")
@@ -52,7 +51,7 @@ def check_rules(graph: Graph) -> None:
 
 
 def _check_target(op: Op, registered: Collection[str]) -> None:
-    """Those of the table, those of torch that touch tensors alone, and those whose registration the graph names."""
+    """Checks that `op` is in the table, of torch on tensors alone, or of a registration that the graph names."""
     namespace = op.target.partition(".")[0]
     if _is_of_table(op.target):
         return
@@ -72,7 +71,7 @@ def _is_of_table(target: str) -> bool:
 
 
 def _check_recipes(graph: Graph) -> None:
-    """What a package calls to make buffers: the same operators, and those of them that change their first operand."""
+    """Checks the calls with which a package makes buffers: these operators, or those that change their operand 0."""
     for recipe in graph.recipes:
         for target in {call.target for call in recipe.calls} - set(OWN_CALLS):
             namespace, name, overload = target.split(".")

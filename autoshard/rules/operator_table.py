@@ -21,9 +21,9 @@ def has_rule(graph: Graph, op: Op) -> bool:
 
 
 def rule_text(graph: Graph, op: Op) -> str:
-    """The line of the table, with a rule function's answer in its place, or the rule that was discovered.
+    """Line of the table, with a rule function's answer in its place, or the rule that was discovered.
 
-    Raises NoRule where there is none: "" is noted of an operator that the table's rule is not for.
+    Raises NoRule if there is none: "" is recorded for an operator that the table's rule is not for.
     """
     rule = graph.rule_of.get(op.name, record(op.target).rule)
     if not rule:
@@ -32,7 +32,7 @@ def rule_text(graph: Graph, op: Op) -> str:
 
 
 def call(graph: Graph, op: Op) -> OperatorCall:
-    """The operator as rule functions see it."""
+    """Operator as rule functions see it."""
     tensors = [None if name is None else graph.tensor(name) for name in op.operands]
     shapes = tuple(None if tensor is None else tensor.shape for tensor in tensors)
     dtypes = tuple(None if tensor is None else tensor.dtype for tensor in tensors)
@@ -41,7 +41,7 @@ def call(graph: Graph, op: Op) -> OperatorCall:
 
 
 def instance(graph: Graph, op: Op) -> Instance:
-    """The rule of an op bound to its shapes. What depends on no input, and what has no rule, can only be repeated."""
+    """Rule of an op bound to its shapes. An op that depends on no input, or has no rule, can only be repeated."""
     known = graph.once(_instances)
     if id(op) not in known:
         known[id(op)] = _instance(graph, op), op
@@ -49,7 +49,7 @@ def instance(graph: Graph, op: Op) -> Instance:
 
 
 def _instances(graph: Graph) -> dict[int, tuple[Instance, Op]]:
-    """Of each op that was asked for, by its address: it is kept alive beside its answer."""
+    """Bound rules by the address of their op, which is kept alive next to its answer."""
     return {}
 
 
@@ -63,7 +63,7 @@ def _instance(graph: Graph, op: Op) -> Instance:
 
 
 def fits(graph: Graph, op: Op) -> bool:
-    """Is the rule of the table one for this overload? It may be written for another of the same name."""
+    """True if the rule of the table is one for this overload. It may be written for another of the same name."""
     try:
         bound(graph, op, rule_text(graph, op))
     except NoRule:
@@ -74,7 +74,7 @@ def fits(graph: Graph, op: Op) -> bool:
 
 
 def depends_on_nothing(graph: Graph, op: Op) -> bool:
-    """What each device makes by itself, whatever the plan."""
+    """True if each device makes the results by itself, whatever the plan."""
     return record(op.target).repeated or constants(graph).issuperset(op.results)
 
 
@@ -85,7 +85,7 @@ def bound(graph: Graph, op: Op, text: str) -> Instance:
 
 
 def _facts(graph: Graph, op: Op) -> tuple[tuple[TensorFacts | None, ...], tuple[TensorFacts, ...]]:
-    """Of the operands and of the results."""
+    """Facts of the operands and of the results."""
     operands = tuple(None if name is None else facts_of(graph.tensor(name)) for name in op.operands)
     return operands, tuple(facts_of(graph.tensor(name)) for name in op.results)
 
@@ -98,5 +98,5 @@ def _bound(
 
 
 def facts_of(tensor: Tensor) -> TensorFacts:
-    """What a rule needs to know of a tensor."""
+    """Facts about a tensor that a rule needs."""
     return TensorFacts(tensor.shape, tensor.dtype, tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""What each axis of a strategy does in a reader's words, as printed and as typed: `column-parallel`, `batch split`."""
+"""Words for what each axis of a strategy does, as printed and as typed: `column-parallel`, `batch split`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SYNONYMS = {
 
 
 def axis_words(op: Op, strategy: Strategy, axis: int, graph: Graph) -> str:
-    """What the axis does, `column-parallel`."""
+    """Words for what the axis does, `column-parallel`."""
     choice = strategy.choices[axis]
     if choice.kind in _BY_KIND:
         return _BY_KIND[choice.kind]
@@ -55,20 +55,20 @@ def _split_dim(layout: Layout | None, axis: int) -> int | None:
 
 
 def is_batch(graph: Graph, name: str) -> bool:
-    """True where dim 0 is as long as that of the model's first input: the batch, unless another dim is as long."""
+    """True if dim 0 is as long as that of the model's first input: the batch, unless another dim is as long."""
     first = graph.tensor(graph.inputs[0]) if graph.inputs else None
     return bool(first and first.shape and graph.tensor(name).shape[0] == first.shape[0])
 
 
 def plain_words(text: str) -> str:
-    """`Column-Parallel` as `column parallel`; of words that mean the same those that are printed."""
+    """Plain form of the words, `column parallel` for `Column-Parallel`; the printed one of synonyms."""
     words = " ".join(re.sub("[-_]", " ", text.lower()).split())
     return next((printed for printed, others in _SYNONYMS.items() if words in others), words)
 
 
 @cache
 def known_words() -> dict[str, str]:
-    """Plain words -> as they are printed."""
+    """Plain words -> their printed form."""
     said = [*_BY_KIND.values(), _BATCH, _SPLIT, *(_DIM.format(dim) for dim in range(8))]
     for known in OPERATORS.values():
         said += [*(known.split_words or {}).values(), *(known.factor_words or {}).values()]

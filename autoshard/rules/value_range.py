@@ -1,6 +1,6 @@
-"""From where to where whole numbers of a graph go that its sizes and its constants decide: positions, buckets.
+"""Ranges of whole numbers in a graph that its sizes and constants decide: positions, buckets.
 
-At any length of the sequences, by what follows it. `where` is followed into both sides with what its condition says.
+Known at any length of the sequences, by what follows it. Both sides of a `where` are followed with its condition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autoshard.rules.operators import record
 
 
 class Range(NamedTuple):
-    """[low, high]; low > high: no number. `given`: the caller's are among them, too, whatever these are."""
+    """[low, high]; low > high: no number. `given`: numbers of the caller are among them, too, whatever these are."""
 
     low: float
     high: float
@@ -57,14 +57,14 @@ class Lengthened:
         return self.number(f"{name} {dim % len(shape)}", shape[dim])
 
     def argument(self, op: Op, name: str, default: float | None = None) -> float | None:
-        """A number among the arguments; `default` where it is not said."""
+        """Number among the arguments; `default` if it is absent."""
         value = dict(op.attributes).get(name)
         if isinstance(value, int) and not isinstance(value, bool):
             return self.number(f"{op.name} {name}", value)
         return float(value) if isinstance(value, float | bool) else default
 
     def range(self, name: str | None) -> Known:
-        """Of the numbers of a tensor."""
+        """Range of the numbers of a tensor, None if unknown."""
         if name is None:
             return None
         if name not in self.known:
@@ -87,7 +87,7 @@ class Lengthened:
         return span
 
     def where(self, name: str, known: Range) -> Lengthened:
-        """The same where numbers of `name` are in `known` besides."""
+        """Same graph and length, with the numbers of `name` known to be in `known`."""
         return replace(self, known={name: known})
 
 
@@ -111,7 +111,7 @@ def _of_stored(graph: Graph, name: str) -> Known:
 
 
 def _of_recipe(graph: Graph, stored: Parameter) -> Known:
-    """Of what is counted, or whose numbers stand there, and is moved at most."""
+    """Range of a buffer that is an arange or literal numbers, moved at most; else None."""
     calls = next((recipe.calls for recipe in graph.recipes if stored.path in recipe.paths), ())
     if not calls or any(call.target.split(".")[1] not in _MOVING for call in calls[1:]):
         return None
@@ -158,7 +158,7 @@ def _constant(at: Lengthened, op: Op) -> Known:
 
 
 def _operand(at: Lengthened, op: Op, index: int, argument: str = "other") -> Known:
-    """A number may stand in a tensor's place."""
+    """Range of an operand; a number may stand in a tensor's place."""
     if index < len(op.operands) and op.operands[index] is not None:
         return at.range(op.operands[index])
     number = at.argument(op, argument)
@@ -166,7 +166,7 @@ def _operand(at: Lengthened, op: Op, index: int, argument: str = "other") -> Kno
 
 
 def _corners(function: Callable[[float, float], float]) -> Callable[[Lengthened, Op], Known]:
-    """Of two operands, where the function goes up or down all along in either: its ends are among those of theirs."""
+    """Range of a function of two operands that is monotone in each: its ends are among its values at their ends."""
 
     def found(at: Lengthened, op: Op) -> Known:
         a, b = _operand(at, op, 0), _operand(at, op, 1)
@@ -233,7 +233,7 @@ def _whole(x: float) -> float:
 
 
 def _summed(at: Lengthened, op: Op) -> Known:
-    """Of as many as there are."""
+    """Range of a cumulative sum along a dim, of at most as many terms as the dim has."""
     span, dim = _operand(at, op, 0), dict(op.attributes).get("dim")
     if span is None or span.empty or not isinstance(dim, int):
         return None
@@ -263,7 +263,7 @@ def _most(at: Lengthened, op: Op) -> Known:
 
 
 def _end(at: Lengthened, op: Op, of: Callable[[float, float], float]) -> Known:
-    """The one end is known where only one of the two is."""
+    """Range of which one end is known, if only one of the two operands is."""
     a, b = (r or Range(-math.inf, math.inf) for r in (_operand(at, op, 0), _operand(at, op, 1)))
     if a.empty or b.empty:
         return None
@@ -271,7 +271,7 @@ def _end(at: Lengthened, op: Op, of: Callable[[float, float], float]) -> Known:
 
 
 def _chosen(at: Lengthened, op: Op) -> Known:
-    """`where(x < n, a, b)`: a of x below n, b of the others."""
+    """Range of `where(x < n, a, b)`: a of x below n, b of the others."""
     condition = at.graph.producers.get(str(op.operands[0]))
     below, above = at, at
     limit = at.argument(condition, "other") if condition is not None and condition.target == "aten.lt" else None
@@ -306,7 +306,7 @@ def _both(at: Lengthened, op: Op) -> Known:
 
 
 def _ranked(at: Lengthened, op: Op) -> Known:
-    """Which of a dim's elements."""
+    """Range of indices along a dim."""
     dim, source = dict(op.attributes).get("dim", -1), op.operands[0]
     return Range(0, at.size(source, dim) - 1) if isinstance(dim, int) and source is not None else None
 

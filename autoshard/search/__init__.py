@@ -1,1 +1,1 @@
-"""Everything around one solve: objectives, the memory limit, mesh shapes, plans worth simulating."""
+"""Steps around one solve: objectives, the memory limit, mesh shapes, plans worth simulating."""

@@ -1,4 +1,4 @@
-"""From a solution to a plan: every decision in the words of the graph, and the real price of the program."""
+"""Plans from solutions: every decision in the words of the graph, and the real cost of the program."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _MOVES: WeakKeyDictionary[Formulation, dict[tuple[int, ...], tuple[Redistributio
 
 @dataclass(frozen=True)
 class Origin:
-    """What the user named, so that a plan can be rebuilt and verified: the model and its keyword arguments; and how
-    collectives of any plan of it go together."""
+    """The user's model and its keyword arguments, so that a plan can be rebuilt and verified; and how collectives of
+    any plan of it go together."""
 
     model: str = ""
     arguments: tuple[tuple[str, str | int | float | bool], ...] = ()
@@ -52,8 +52,8 @@ class Origin:
 
 
 def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
-    """The plan with the step time and peak memory of the very program that is emitted; of a step of several
-    micro-batches with the mean time of one, on one stage that keeps all."""
+    """Plan with the step time and peak memory of the very program that is emitted; for a step of several micro-batches
+    with the mean time of one, on one stage that keeps all."""
     from autoshard.simulation.steps.program_step import mean_seconds
 
     outcome = simulated(plan, graph, hardware)
@@ -65,7 +65,7 @@ def priced(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """The program of a plan, and its step on `hardware`. `decided`: what the program was made of."""
+    """The program of a plan, and its step on `hardware`. `decided`: the decisions that the program was made from."""
 
     program: Program
     timeline: Timeline
@@ -74,7 +74,7 @@ class Simulated:
 
 
 def simulated(plan: Plan, graph: Graph, hardware: Hardware) -> Simulated:
-    """Anew, but for the fastest and the smallest of the plans that were `priced`: one of them is mostly written."""
+    """Program and step of the plan, cached for the fastest and smallest of those `priced`: one is usually written."""
     from autoshard.program.lower import lower
     from autoshard.simulation import simulate
 
@@ -87,7 +87,7 @@ def simulated(plan: Plan, graph: Graph, hardware: Hardware) -> Simulated:
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
-    """All of a plan that its program depends on, beside the graph."""
+    """Parts of a plan that its program depends on, in addition to the graph."""
     stored = tuple((t.name, t.layout) for t in (*plan.inputs, *plan.parameters, *plan.buffers))
     chosen = tuple((op.op, op.strategy) for op in plan.ops)
     return (
@@ -104,7 +104,7 @@ def _decided(plan: Plan) -> tuple[object, ...]:
 
 
 def _best(graph: Graph) -> dict[str, tuple[float, Simulated]]:
-    """By what is least: that, and the plan's program."""
+    """Name of a measure -> its least value, and the program of that plan."""
     return {}
 
 
@@ -123,7 +123,7 @@ def plan_of(
     decided_by: str,
     fixed: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Every decision of `solution`, in the words of the graph. `fixed`: the nodes that a pin decided about."""
+    """Plan of every decision of `solution`, in the words of the graph. `fixed`: the nodes that a pin decided."""
     graph, sites = formulation.graph, formulation.sites
     deciders = ["pin" if n in fixed else decided_by for n in range(len(sites))]
     chosen = list(zip(sites, solution.choice, deciders, strict=True))
@@ -163,7 +163,7 @@ def plan_of(
 
 
 def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> Plan:
-    """The plan with what each choice costs; `parts` by node."""
+    """Plan with the cost of each choice; `parts` by node."""
     by_site = {(site.kind, site.name): part for site, part in zip(formulation.sites, parts, strict=True)}
     inputs, parameters, buffers = (
         tuple(replace(tensor, parts=by_site[kind, tensor.name]) for tensor in tensors)
@@ -174,7 +174,7 @@ def with_parts(plan: Plan, formulation: Formulation, parts: Sequence[Parts]) -> 
 
 
 def labelled(plan: Plan, formulation: Formulation, by: Mapping[int, str]) -> Plan:
-    """The plan with another word on who decided the nodes `by` names."""
+    """Plan with another word for who decided the nodes that `by` names."""
     words = {(formulation.sites[n].kind, formulation.sites[n].name): word for n, word in by.items()}
     inputs, parameters, buffers = (
         tuple(replace(tensor, decided_by=words.get((kind, tensor.name), tensor.decided_by)) for tensor in tensors)
@@ -208,7 +208,7 @@ def _op_plans(formulation: Formulation, chosen: Sequence[tuple[Site, int, str]])
 
 
 def _moves_of(formulation: Formulation, choice: tuple[int, ...]) -> tuple[RedistributionPlan, ...]:
-    """`_redistributions`, made once: the plan of a choice is asked for as it is found, and as it is compared."""
+    """Result of `_redistributions`, cached: the plan of a choice is needed when found and when compared."""
     known = _MOVES.setdefault(formulation, {})
     if choice not in known:
         known[choice] = _redistributions(formulation, choice)
@@ -248,7 +248,7 @@ def _label(site: Site) -> str:
 def redistribution(
     context: PlanningContext, tensor: str, source: Layout, target: Layout, consumers: Sequence[str]
 ) -> RedistributionPlan:
-    """The cheapest path from `source` to `target`, with its price: what backward gathers again is in its seconds."""
+    """Cheapest path from `source` to `target`, with its price: its seconds include what backward gathers again."""
     from autoshard import costs
 
     mesh, value = context.mesh, context.graph.tensor(tensor)

@@ -1,4 +1,4 @@
-"""Other plans worth simulating beside the solver's optimum: the additive model does not know what overlaps.
+"""Other plans worth simulating next to the solver's optimum: the additive model does not know what overlaps.
 
 Each is a way to solve the same problem again: communication that may be hidden made cheaper, the strategies of a known
 style only (work is repeated where that is cheapest), the least communication, or the optimum's most expensive choice
@@ -34,7 +34,7 @@ Choice = tuple[int, ...]
 def contenders(
     formulation: Formulation, best: Choice, parts: Sequence[Parts], capacity_bytes: float, solver: Solver
 ) -> Iterator[tuple[str, Choice]]:
-    """(name, choice), cheapest to find first; what is infeasible is left out. `parts` are those of `best`."""
+    """(name, choice), fastest to find first; infeasible ones are left out. `parts` are those of `best`."""
     stored = _parameters(formulation)
     variants: list[tuple[str, Callable[[], tuple[Problem, Keep]]]] = [
         *((name, partial(_priced, formulation, stored, of_stored, of_others)) for name, of_stored, of_others in PRICES),
@@ -63,7 +63,7 @@ def _priced(
 
 
 def cheaper(problem: Problem, stored: frozenset[str], of_stored: float, of_others: float) -> Problem:
-    """Redistributions of the values `stored`, and of the others, at these parts of their seconds; sharing is kept."""
+    """Problem with redistributions of the values `stored`, and of the others, at these parts of their seconds."""
     scaled: dict[tuple[int, float], Floats] = {}
 
     def price(seconds: Floats, factor: float) -> Floats:
@@ -84,7 +84,7 @@ def _parameters(formulation: Formulation) -> frozenset[str]:
 
 
 def _kept(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> dict[int, list[int]]:
-    """The strategies that fit, at the operators where some but not all do."""
+    """Strategies that fit, at the operators where some but not all do."""
     keep = {}
     for n, site in enumerate(formulation.sites):
         fitting = [s for s, strategy in enumerate(site.strategies) if fits(site, strategy)]
@@ -98,7 +98,7 @@ def _megatron(formulation: Formulation) -> dict[int, list[int]]:
 
 
 def _whole_weights(formulation: Formulation) -> dict[int, list[int]]:
-    """No operator splits a parameter: each is whole where it is used."""
+    """Strategies under which no operator shards a parameter: each is whole where it is used."""
     stored = _parameters(formulation)
 
     def whole(site: Site, strategy: Strategy) -> bool:
@@ -110,7 +110,7 @@ def _whole_weights(formulation: Formulation) -> dict[int, list[int]]:
 
 
 def _without_dearest(formulation: Formulation, best: Choice, parts: Sequence[Parts]) -> dict[int, list[int]]:
-    """The choice that costs most communication, over all operators with the same choices, forbidden to all of them."""
+    """Choices left once the one with most communication, over all operators with the same choices, is forbidden."""
     totals: dict[tuple[int, int], float] = {}
     for n, site in enumerate(formulation.sites):
         if len(site.strategies) > 1:

@@ -25,7 +25,7 @@ NO_CALL = "it is a list, and its modules make a single operator each"
 
 
 def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
-    """`plan` with the step that `request` fixes, and the model's own modules. UsageError where there is none."""
+    """`plan` with the step that `request` fixes, and the model's own modules. UsageError if there is none."""
     request = with_requests(request, graph)
     count = check_request(graph, request)
     stages, virtual = request.fixed_stages(), request.virtual_stages or 1
@@ -52,8 +52,8 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
 
 
 def with_place_plans(plan: Plan, request: StepRequest, searched: Callable[[Mesh, int], Plan]) -> Plan:
-    """`plan` with what is decided on the meshes that places have for themselves. `searched`: the plan of a mesh whose
-    first rank is so much."""
+    """`plan` with decisions on the meshes that places have for themselves. `searched`: the plan of a mesh whose first
+    rank is passed."""
     by_place = request.place_meshes
     meshes = [by_place.get(place, plan.mesh) for place in range(max(by_place, default=-1) + 1)]
     firsts = [0, *accumulate(mesh.size for mesh in meshes)]
@@ -71,7 +71,7 @@ def _found_words(best: PlacedFound, count: int) -> str:
 
 
 def check_request(graph: Graph, request: StepRequest) -> int:
-    """How many micro-batches a step has. UsageError for what is wrong whatever plan a search finds."""
+    """Number of micro-batches of a step. UsageError for mistakes independent of the plan that a search finds."""
     if request.recompute == TENSORS:
         message = "--recompute tensors is for steps that are searched for: memory prices say which results are kept"
         raise UsageError(message, "--global-batch and --devices, without --mesh")
@@ -102,8 +102,8 @@ def check_request(graph: Graph, request: StepRequest) -> int:
 
 
 def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[BlockPolicy, ...], dict[str, str]]:
-    """What blocks keep in a step of `count` micro-batches, and of each block that is left out why. `recompute` None: as
-    the model's own modules ask."""
+    """Policies of blocks in a step of `count` micro-batches, and for each omitted block why. `recompute` None: as the
+    model's own modules ask."""
     blocks = repeated_blocks(graph)
     called = {path: called_modules(graph, path) for path in blocks}
     if recompute is None:
@@ -120,7 +120,7 @@ def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[Bl
 
 
 def without_torn(plan: Plan, graph: Graph) -> Plan:
-    """`plan` that keeps all of what the code can't call by itself, with a note of each."""
+    """`plan` that keeps all of the modules that the code can't call by themselves, with a note on each."""
     torn = torn_modules(plan, graph)
     if not torn:
         return plan
@@ -131,7 +131,7 @@ def without_torn(plan: Plan, graph: Graph) -> Plan:
 
 
 def predicted(plan: Plan, graph: Graph) -> Plan:
-    """The plan with what its whole step is predicted to take, where that is more than one micro-batch."""
+    """Plan with the predicted time of its whole step, if that is more than one micro-batch."""
     from autoshard.program.lower import lower
     from autoshard.simulation.steps.program_step import simulate_plan_step, stage_hardware
 
@@ -147,7 +147,7 @@ def predicted(plan: Plan, graph: Graph) -> Plan:
 
 
 def with_ranks(plan: Plan) -> Plan:
-    """Noted: which ranks are of which kind of devices, and what that means where a stage has several."""
+    """Plan with notes on which ranks are of which kind of devices, and what that means for mixed stages."""
     hardware = parse_hardware(plan.hardware_text)
     if not hardware.kinds:
         return plan
@@ -160,13 +160,13 @@ def with_ranks(plan: Plan) -> Plan:
 
 
 def repeated_blocks(graph: Graph) -> tuple[str, ...]:
-    """The outermost items of the model's lists of modules, in order."""
+    """Outermost items of the model's lists of modules, in order."""
     blocks = dict.fromkeys(block_of(op.module) for op in graph.ops)
     return tuple(path for path in blocks if path)
 
 
 def _stage_speeds(plan: Plan, graph: Graph, stages: int) -> tuple[float, ...]:
-    """Of each stage, what its kind of devices takes for a micro-batch of the model, relative to the first one's."""
+    """Seconds of each stage's kind of devices for a micro-batch of the model, relative to the first stage's."""
     from autoshard.program.lower import lower
     from autoshard.simulation.engine import timed
 
@@ -187,8 +187,8 @@ def balanced_parts(
     pins: tuple[StagePin, ...] = (),
     speeds: Sequence[float] = (),
 ) -> tuple[StagePart, ...]:
-    """`stages * virtual` parts whose longest is as short as cuts between blocks allow. `speeds`: of each stage, times
-    the predicted seconds."""
+    """Parts, `stages * virtual`, whose longest is as short as splits between blocks allow. `speeds`: of each stage,
+    times the predicted seconds."""
     count = stages * virtual
     seconds = [op.forward_seconds + op.backward_seconds for op in plan.ops]
     ends = [0.0]
@@ -205,7 +205,7 @@ def balanced_parts(
 
 
 def _boundaries(graph: Graph, count: int, wanted: dict[int, int]) -> list[int]:
-    """Where a part may begin: between blocks; between the blocks inside these, or anywhere, where these are too few."""
+    """Operators where a part may begin: between blocks; if too few, between blocks inside these, or anywhere."""
     modules = [op.module for op in graph.ops]
     pinned = {i for i in wanted if wanted.get(i - 1) != wanted[i]} | {i + 1 for i in wanted if i + 1 not in wanted}
     for of in (block_of, _innermost, None):
@@ -217,14 +217,14 @@ def _boundaries(graph: Graph, count: int, wanted: dict[int, int]) -> list[int]:
 
 
 def _innermost(module: str) -> str:
-    """The path up to its last number."""
+    """Module path up to its last number."""
     parts = module.split(".")
     last = max((i for i, part in enumerate(parts) if part.isdecimal()), default=-1)
     return ".".join(parts[: last + 1])
 
 
 def _pinned(graph: Graph, pins: tuple[StagePin, ...]) -> dict[int, int]:
-    """Operator -> the stage that a pin wants it on. UsageError for a pin of nothing, and where stages decrease."""
+    """Operator -> stage that a pin wants it on. UsageError for a pin that matches nothing, or if stages decrease."""
     wanted: dict[int, int] = {}
     for pin in pins:
         members = [i for i, op in enumerate(graph.ops) if op.module == pin.path or op.module.startswith(f"{pin.path}.")]
@@ -238,7 +238,7 @@ def _pinned(graph: Graph, pins: tuple[StagePin, ...]) -> dict[int, int]:
 
 
 def check_order(graph: Graph, pins: tuple[StagePin, ...], stages: int) -> None:
-    """UsageError where a stage decreases along the data flow, or none is left for a stage."""
+    """Raises UsageError if a stage decreases along the data flow, or none is left for a stage."""
     wanted = _pinned(graph, pins)
     order = sorted(wanted)
     for before, after in pairwise(order):
@@ -259,7 +259,7 @@ def check_order(graph: Graph, pins: tuple[StagePin, ...], stages: int) -> None:
 def _cut(
     starts: list[int], ends: list[float], count: int, speeds: Sequence[float], wanted: dict[int, int]
 ) -> list[int]:
-    """The first operator of each part, by dynamic programming over `starts`."""
+    """First operator of each part, by dynamic programming over `starts`."""
     stages = len(speeds)
     places = [*starts, len(ends) - 1]
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]  # per number of parts: end -> (longest, start)
@@ -294,9 +294,9 @@ def _cut(
 
 
 def with_batch_shares(plan: Plan, graph: Graph, wanted: str | None) -> Plan:
-    """A whole step in the shares that are `wanted` for: as many slices for each coordinate of the mesh's first axis, or
-    for each kind of devices that it has; AUTO, or None on several kinds: those with the shortest step, where that is
-    shorter than in equal shares. UsageError where they can't be."""
+    """Plan of a whole step in the shares that are `wanted`: a number of slices for each coordinate of the mesh's first
+    axis, or for each kind of its devices; AUTO, or None on several kinds: those with the shortest step, if that is
+    shorter than in equal shares. UsageError if they can't be."""
     hardware = parse_hardware(plan.hardware_text)
     if wanted == EQUAL or (wanted is None and not may_be_unequal(plan, graph, hardware)):
         return plan
@@ -316,13 +316,13 @@ def with_batch_shares(plan: Plan, graph: Graph, wanted: str | None) -> Plan:
 
 
 def may_be_unequal(plan: Plan, graph: Graph, hardware: Hardware) -> bool:
-    """Are devices of several kinds at work on equal parts of several micro-batches?"""
+    """True if devices of several kinds work on equal parts of several micro-batches."""
     several = plan.step.micro_batches > 1 and not plan.step.parts and not graph.dynamic
     return several and hardware.of_ranks(0, plan.mesh.size) == hardware and bool(hardware.kinds)
 
 
 def best_shares(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[int, ...]:
-    """By what a slice takes on the devices of each coordinate. UsageError where the step can't be in such shares."""
+    """Shares by the time of a slice on the devices of each coordinate. UsageError if the step can't have them."""
     from autoshard.program.lower import lower
     from autoshard.simulation.steps.program_step import measured_shares, slice_seconds
 
@@ -334,7 +334,7 @@ def best_shares(plan: Plan, graph: Graph, hardware: Hardware) -> tuple[int, ...]
 
 
 def _said(plan: Plan, hardware: Hardware, wanted: str) -> tuple[int, ...]:
-    """A number for each coordinate."""
+    """Shares that the user typed, a number for each coordinate."""
     words = [word.strip() for word in wanted.split(",")]
     if not all(word.isdecimal() for word in words):
         message = f"--batch-shares {wanted}: expected auto, equal, or numbers of slices with commas"

@@ -17,15 +17,15 @@ from autoshard.solvers.heuristics import random_plans
 def random_plan(
     context: PlanningContext, seed: int, *, origin: Origin | None = None, allowed: Allowed | None = None
 ) -> Plan:
-    """A seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory
-    is not limited."""
+    """Seeded random valid plan: any strategy (that `allowed` keeps) of any op, every redistribution possible. Memory is
+    not limited."""
     formulation = formulate(context, allowed)
     choice = random_plans.random_choice(formulation.problem, seed)
     return plan_of_choice(formulation, choice, origin, f"random:{seed}")
 
 
 def plan_of_choice(formulation: Formulation, choice: Sequence[int], origin: Origin | None, decided_by: str) -> Plan:
-    """The plan of a choice that nothing was searched for, whatever its memory."""
+    """Plan of a choice that was not searched for, whatever its memory."""
     solution = Solution(formulation.problem, tuple(choice), 0.0, decided_by)
     graph = formulation.graph
     plan = plan_of(formulation, solution, origin or Origin(graph.source), float("inf"), decided_by)

@@ -1,4 +1,4 @@
-"""The best plan of one level on one mesh whose program fits: the memory limit around the solver."""
+"""Best plan of one level on one mesh whose program fits: the memory limit around the solver."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NEAR = 0.03  # relative: limits that give the same plan; what is left of one is 
 
 
 def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
-    """The solver's optimum whose program fits, and its search: with tables in host memory, where none fits without.
+    """Solver's optimum whose program fits, and its search: with tables in host memory, if none fits without.
 
-    Raises InfeasibleError with what is known about why none does.
+    Raises InfeasibleError with the known reasons why none fits.
     """
     try:
         return task, _explained_fit(task)
@@ -49,7 +49,7 @@ def _explained_fit(task: SearchTask) -> Found:
 
 
 def _styled(task: SearchTask) -> Found | None:
-    """The best known style that fits, where the search itself found no plan."""
+    """Best known style that fits, if the search itself found no plan."""
     best = task.best_style()
     if best is None:
         return None
@@ -60,7 +60,7 @@ def _styled(task: SearchTask) -> Found | None:
 
 
 def _fitted(task: SearchTask) -> Found:
-    """Without the limit first, then with it, tightened where the program needs more than the solver said."""
+    """Plan solved without the limit first, then with it, tightened if the program exceeds the solver's estimate."""
     if task.level == MEMORY:
         return least(task, ())
     free, name = _by_step(task) or _by_sum(task)
@@ -91,7 +91,7 @@ def _fitted(task: SearchTask) -> Found:
 
 
 def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
-    """The plan that takes least by the estimate of a step, without the limit, and its name."""
+    """Plan with the least estimated step, without the limit, and its name."""
     if not task.by_step:
         return None
     steps = task.steps
@@ -103,19 +103,19 @@ def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
 
 
 def _by_sum(task: SearchTask) -> tuple[Levelled, str]:
-    """The plan of the least sum of costs, without the limit, and its name."""
+    """Plan of the least sum of costs, without the limit, and its name."""
     quickly = task.solver == "auto"
     free = solve_level(task.formulation, task.level, float("inf"), task.solve, task.stopped, quickly)
     return free, named(free)
 
 
 def named(levelled: Levelled) -> str:
-    """What a solver's plan is called: the optimum only where that is proved."""
+    """Name of a solver's plan: the optimum only if that is proved."""
     return "optimum" if levelled.status == OPTIMAL else "best found"
 
 
 def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
-    """The reason in the model's words, with the limit, the largest tensors where it names none, and the pins."""
+    """Error with the reason in the model's words, the limit, the largest tensors if it names none, and the pins."""
     graph = task.formulation.graph
     paths = {stored.tensor: stored.path for stored in (*graph.parameters, *graph.buffers)}
     message = re.sub(r"\w+", lambda word: paths.get(word[0], word[0]), error.message)
@@ -128,7 +128,7 @@ def _explained(error: InfeasibleError, task: SearchTask) -> InfeasibleError:
 
 
 def _hint(task: SearchTask) -> str:
-    """What may need less, of what is not so already."""
+    """Suggestions for using less memory, of those not already taken."""
     graph, mixed = task.formulation.graph, mixed_precision(task.formulation.hardware)
     ways = ["more devices"]
     ways += [f"--precision {mixed}"] if graph.precision != mixed else []
@@ -149,7 +149,7 @@ def _largest(graph: Graph, count: int = 5) -> list[str]:
 def fitting_step(
     searched: Callable[[float], Plan], completed: Callable[[Plan], Plan], limit_bytes: float, start_bytes: float
 ) -> Plan:
-    """The fastest plan found whose whole step fits: stages, micro-batches and what is computed again change memory.
+    """Fastest plan found whose whole step fits: stages, micro-batches and recomputation change memory.
 
     `searched` gives the best plan within so many bytes of a micro-batch on one stage, `start_bytes` at first;
     `completed` adds the step. InfeasibleError where none is found, which proves nothing.
@@ -184,7 +184,7 @@ def fitting_step(
 
 
 def _tighter(large: Sequence[Plan], limit_bytes: float) -> float:
-    """Of a micro-batch: on the line through the last two that were too large, by proportion where there is one."""
+    """Limit of a micro-batch: on the line through the last two that were too large, by proportion if there is one."""
     sizes, peaks = ([key(plan) for plan in large] for key in (_micro_batch_bytes, lambda p: p.peak_within(limit_bytes)))
     size, peak = sizes[-1], peaks[-1]
     pairs = zip(sizes, peaks, strict=True)
@@ -198,7 +198,7 @@ def _micro_batch_bytes(plan: Plan) -> float:
 
 
 def _within(plan: Plan, first: Plan) -> Plan:
-    """What was proved within a tighter limit than the user's is not said of it."""
+    """Plan without claims proved only within a tighter limit than the user's."""
     certificate = within_wider(plan.certificate, plan.search.level == SPEED)  # the bound on the step leaves memory out
     seconds, size = first.step.predicted_seconds, first.step.predicted_peak_bytes
     message = (
@@ -208,7 +208,7 @@ def _within(plan: Plan, first: Plan) -> Plan:
 
 
 def no_step_within(limit_bytes: float, least_bytes: float, leanest: Plan) -> InfeasibleError:
-    """`leanest`: the step that was tried which needs least, `least_bytes`."""
+    """InfeasibleError for this limit. `leanest`: the tried step that needs least, `least_bytes`."""
     message = f"no plan was found whose step fits in {format_bytes(limit_bytes)} a device: the smallest tried needs "
     step, mixed = leanest.step, mixed_precision(parse_hardware(leanest.hardware_text))
     ways = [f"--stages {2 * step.stages}"]

@@ -1,4 +1,4 @@
-"""Which mesh: every sensible factorisation of the devices onto the links of the profile, the best one kept."""
+"""Search over meshes: every sensible factorisation of the devices onto the links of the profile, keeping the best."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEAR = 1.15  # times the best figure: what a finalist may be off
 
 @dataclass(frozen=True, eq=False)
 class _Tried:
-    """A mesh with its optimum, or why there is none."""
+    """A mesh with its optimum, or the reason why there is none."""
 
     mesh: Mesh
     bound_seconds: float
@@ -53,7 +53,7 @@ def meshes(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
 
 
 def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factors of at least 2."""
+    """Ordered factorisations, each factor at least 2."""
     if count == 1:
         if number > 1:
             yield (number,)
@@ -64,7 +64,7 @@ def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _fits(sizes: tuple[int, ...], block: int) -> bool:
-    """Ranks that one coordinate of each axis spans: a divisor or a multiple of the block."""
+    """True if the ranks that one coordinate of each axis spans are a divisor or a multiple of the block."""
     spans = [math.prod(sizes[axis:]) for axis in range(len(sizes))]
     return all(span % block == 0 or block % span == 0 for span in spans)
 
@@ -72,10 +72,10 @@ def _fits(sizes: tuple[int, ...], block: int) -> bool:
 def search_meshes(
     graph: Graph, hardware: Hardware, request: SearchRequest, *, options: Options | None = None, log: Log | None = None
 ) -> Plan:
-    """The best plan on the best mesh of `request.devices`, with all meshes tried; pins are read once for each mesh.
+    """Best plan on the best mesh of `request.devices`, with all meshes tried; pins are read once for each mesh.
 
-    A mesh is left out once computing alone takes longer there than the best step so far. Raises an error of
-    one where there is no plan on any mesh; that is proven only where it is of all.
+    A mesh is left out once computing alone takes longer there than the best step so far. Raises the error of one mesh
+    if there is no plan on any; that is proven only if it is for all.
     """
     assert request.devices is not None, "a mesh is searched for a number of devices"
     check_devices(hardware, request.devices)
@@ -109,7 +109,7 @@ def search_meshes(
 def _begun(
     candidates: Sequence[Mesh], graph: Graph, hardware: Hardware, request: SearchRequest, options: Options, log: Log
 ) -> dict[Mesh, SearchTask]:
-    """Known styles on the meshes of as many axes as they speak of, whatever time there is; Ctrl-C leaves others out."""
+    """Tasks that simulated known styles on meshes with few enough axes, at any time limit; Ctrl-C skips others."""
     tasks: dict[Mesh, SearchTask] = {}
     for mesh in candidates:
         if len(mesh.axes) > STYLE_AXES or (tasks and options.clock.stopped):
@@ -121,19 +121,19 @@ def _begun(
 
 
 def _styled(task: SearchTask | None) -> tuple[float, float]:
-    """Of the best style that fits."""
+    """Rank of the best style that fits, infinite if there is none."""
     best = task.best_style() if task is not None else None
     return task.rank(best) if task is not None and best is not None else (math.inf, math.inf)
 
 
 def _best_figure(tried: _Tried) -> float:
-    """What the mesh's plan takes at most: as found, or as the best known style."""
+    """Upper bound of the mesh's figure: as found, or as the best known style."""
     assert tried.found is not None and tried.task is not None
     return min(_figure(tried.found, tried.task.level), _styled(tried.task)[0])
 
 
 def of_all_meshes(errors: Sequence[UserError]) -> UserError:
-    """The last of why there is no plan on any of several meshes; proven only where it is of all that may be."""
+    """Last error of several meshes, none of which has a plan; proven only if it is for all meshes."""
     last = errors[-1]
     infeasible = [error for error in errors if isinstance(error, InfeasibleError)]
     open_ = [error for error in infeasible if not error.proven]
@@ -141,7 +141,7 @@ def of_all_meshes(errors: Sequence[UserError]) -> UserError:
 
 
 def _of_others(error: UserError, others: int, devices: int) -> UserError:
-    """`error` of one mesh, which says that the `others` have no plan either."""
+    """`error` of one mesh, with the note that the `others` have no plan either."""
     if not others or not isinstance(error, InfeasibleError):
         return error
     message = (
@@ -158,13 +158,13 @@ def _try(task: SearchTask, leader: float) -> _Tried:
 
 
 def compute_bound(task: SearchTask) -> float:
-    """Seconds that no step on this mesh can be below: every operator computed in its quickest way, nothing moved."""
+    """Lower bound in seconds on any step on this mesh: every operator computed in its quickest way, nothing moved."""
     split, sites = Split(task.formulation), task.formulation.sites
     return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")
 
 
 def _figure(result: Found, level: int) -> float:
-    """What meshes are compared by: what the level minimises; for the peak and the step, those of the program."""
+    """Figure that meshes are compared by: what the level minimises; for the peak and the step, the program's."""
     if level == RATIO:
         return result.levelled.objective
     return result.plan.predicted_peak_bytes if level == MEMORY else result.plan.predicted_seconds

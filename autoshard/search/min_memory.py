@@ -1,4 +1,4 @@
-"""The plan of least memory: the solver's, and where its program does not fit, others that are simulated.
+"""Plan of least memory: the solver's, and if its program does not fit, others that are simulated.
 
 The solver's count is not the program's: it counts a value once for every layout that it is used in and gradients for
 the whole step, and knows no operator's working bytes.
@@ -29,8 +29,8 @@ SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fa
 
 
 def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
-    """The first that fits, the solver's plan of least memory before others, those of known styles last. InfeasibleError
-    where none does: a count that programs may need less than proves nothing of them."""
+    """First plan that fits, the solver's plan of least memory before others, known styles last. InfeasibleError if none
+    does: a count that programs may undercut proves nothing about them."""
     refused, quickly = None, task.solver == "auto"
     if task.level != MEMORY:  # here nothing within the limit was found
         refuse(task)
@@ -64,8 +64,8 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
 
 
 def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
-    """Raises InfeasibleError, proven, where every program of the task holds more than the limit. `smallest_bytes`: of
-    the programs made so far. A step of several micro-batches, which adds up gradients beside, holds no less."""
+    """Raises InfeasibleError, proven, if every program of the task holds more than the limit. `smallest_bytes`: of the
+    programs made so far. A step of several micro-batches, which also adds up gradients, holds no less."""
     with timed(task.log, "bounding the memory"):
         floor = memory_lower_bound(task.formulation)
     if none_within(floor.bytes, task.memory_limit_bytes, smallest_bytes):
@@ -91,10 +91,10 @@ def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
 
 
 def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Iterator[tuple[str, Choice]]:
-    """What may need less memory than `best`, the solver's plan of least memory, once it is a program.
+    """Plans that may need less memory than `best`, the solver's plan of least memory, as a program.
 
-    `smallest_bytes`: see `between`; where a program needs that, plans at prices of bytes come first, which are found
-    soon, and often do; else last, for they are slower."""
+    `smallest_bytes`: see `between`; if a program needs that, plans at prices of bytes come first, which are found soon,
+    and often do; else last, for they are slower."""
     at_once = smallest_bytes < inf
     if at_once:
         rates_do = yield from at_rates(task, smallest_bytes)
@@ -112,11 +112,11 @@ def others(task: SearchTask, best: Solution, smallest_bytes: float = inf) -> Ite
 
 
 def at_rates(task: SearchTask, smallest_bytes: float) -> Generator[tuple[str, Choice], None, bool]:
-    """Plans at less and less for a byte.
+    """Plans at lower and lower prices of a byte.
 
-    It says whether programs got larger: no lower rate is tried after a few programs in a row that need more than the
-    smallest so far, `smallest_bytes` to begin with: one alone says little, those of plans that are counted alike differ
-    by a third."""
+    Returns True if programs got larger: no lower rate is tried after a few programs in a row that need more than the
+    smallest so far, `smallest_bytes` to begin with: one alone says little, as those of plans that are counted alike
+    differ by a third."""
     lean, larger = lean_plans(task.formulation), 0
     sizes: dict[Choice, float] = {}  # of programs
     for rate in RATES:
@@ -140,8 +140,8 @@ def between(
 ) -> Generator[tuple[str, Choice], None, bool]:
     """Optima under limits in between: the program needs memory that the additive model does not know.
 
-    Wider limits are not tried once a program needs more than `smallest_bytes`, which another one needs; it says whether
-    one did. Where least memory is asked for, seconds only break ties: good plans do, without a proof.
+    Wider limits are not tried once a program needs more than `smallest_bytes`, which another one needs; returns True if
+    one did. If least memory is the goal, seconds only break ties: good plans do, without a proof.
     """
     solve = task.quickly if task.level == MEMORY else task.solve
     for share in SHARES if least_bytes < most_bytes else ():

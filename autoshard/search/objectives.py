@@ -1,4 +1,4 @@
-"""What "best" means, by level: the objective that is solved, and the bound that certifies it.
+"""Objective of each level, which defines "best", and the bound that certifies it.
 
 0 `ratio`   least communication + repeated work: a device's share of the unsharded work is a constant, so this is the
             most useful computation per unit of the rest
@@ -35,7 +35,7 @@ _LEAN: WeakKeyDictionary[Formulation, LowMemoryPlans] = WeakKeyDictionary()
 class Levelled:
     """A solution of the additive problem, with what its level minimises and the bound on that; 0: none was proved.
 
-    `solution.objective` and its bound are seconds of a step. `cut`: the search for it would have gone on.
+    `solution.objective` and its bound are seconds of a step. `cut`: the search for it was stopped early.
     """
 
     solution: Solution
@@ -48,12 +48,12 @@ class Levelled:
 
     @property
     def status(self) -> str:
-        """Of what the level minimises."""
+        """Status of what the level minimises."""
         return status(self.objective, self.bound, self.cut)
 
 
 def parse_level(text: str) -> int:
-    """`0` or `ratio`, `1` or `memory`, `2` or `speed`."""
+    """Level of its text: `0` or `ratio`, `1` or `memory`, `2` or `speed`."""
     if text in NAMES:
         return NAMES.index(text)
     if text in ("0", "1", "2"):
@@ -69,10 +69,10 @@ def solve_level(
     stop: Callable[[], bool] = lambda: False,
     quickly: bool = False,
 ) -> Levelled:
-    """The best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity;
-    `quickly`: level 1 may do without, see `LowMemoryPlans`.
+    """Best choice of a level within the capacity. `solver` minimises seconds within a problem's capacity; `quickly`:
+    level 1 may do without, see `LowMemoryPlans`.
 
-    Once `stop()` is true nothing better than the first plan found is looked for.
+    Once `stop()` is true nothing better than the first plan found is searched for.
     """
     problem = replace(formulation.problem, capacity_bytes=capacity_bytes)
     if level == RATIO:
@@ -84,14 +84,14 @@ def solve_level(
 
 
 def level_value(formulation: Formulation, level: int, choice: Sequence[int]) -> float:
-    """What the level minimises, of a choice: seconds (levels 0 and 2) or bytes (level 1)."""
+    """Value of a choice that the level minimises: seconds (levels 0 and 2) or bytes (level 1)."""
     if level == MEMORY:
         return peak(formulation.problem, choice)
     return objective(ratio_problem(formulation) if level == RATIO else formulation.problem, choice)
 
 
 def ratio_problem(formulation: Formulation) -> Problem:
-    """The same choices, each at its communication and the work it repeats; made once for a formulation."""
+    """Problem with the same choices, each at its communication and repeated work; made once for a formulation."""
     if formulation not in _RATIO:
         _RATIO[formulation] = _ratio_problem(formulation)
     return _RATIO[formulation]
@@ -127,9 +127,8 @@ def _least_ratio(formulation: Formulation, problem: Problem, solver: Solver) -> 
 def smallest_memory(
     problem: Problem, solver: Solver, stop: Callable[[], bool] = lambda: False, lean: LowMemoryPlans | None = None
 ) -> Levelled:
-    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak; of the
-    plans `lean`, if given, one at the bound where they meet it. Where choices are many one near it does.
-    """
+    """Halves the range between the bound and the smallest peak found, then takes the fastest plan at that peak; or of
+    the plans `lean`, if passed, one at the bound if they meet it. If choices are many, one near it is enough."""
     bound = lean.bound if lean is not None else minimum_memory_bound(problem)
     roughly = sum(len(node.seconds) for node in problem.nodes) > FEW_CHOICES
     leanest = lean.at_bound(roughly=roughly) if lean is not None else None

@@ -1,4 +1,4 @@
-"""The front of step time against memory: the problem solved under smaller and smaller limits, each plan simulated."""
+"""Front of step time against memory: the problem solved under smaller and smaller limits, each plan simulated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _point(task: SearchTask, plan: Plan) -> Point:
 
 
 def _marked(all_points: list[Point]) -> tuple[Point, ...]:
-    """In order of time, doubles left out, those on the front marked."""
+    """Points in order of time, doubles left out, those on the front marked."""
     marked: list[Point] = []
     least = float("inf")
     for point in sorted(dict.fromkeys(all_points), key=lambda p: (p.predicted_seconds, p.predicted_peak_bytes)):
@@ -77,12 +77,12 @@ def _place(point: Point) -> tuple[float, float]:
 
 
 def as_json(points: tuple[Point, ...]) -> str:
-    """Seconds and bytes, in order of time."""
+    """JSON of the points: seconds and bytes, in order of time."""
     return json.dumps({"points": [vars(point) for point in points]}, indent=1) + "\n"
 
 
 def from_json(content: Any) -> tuple[Point, ...]:
-    """Raises ValueError where it is not what `as_json` writes."""
+    """Points of this content; ValueError if it is not what `as_json` writes."""
     try:
         return tuple(Point(**{field.name: row[field.name] for field in fields(Point)}) for row in content["points"])
     except (KeyError, TypeError) as error:
@@ -90,7 +90,7 @@ def from_json(content: Any) -> tuple[Point, ...]:
 
 
 def plot(points: tuple[Point, ...], title: str) -> str:
-    """An SVG; the same points give the same text."""
+    """Plot as SVG; the same points give the same text."""
     import matplotlib
 
     matplotlib.rcParams |= {"svg.hashsalt": "autoshard", "font.size": 9, "svg.fonttype": "none"}
@@ -116,7 +116,7 @@ def plot(points: tuple[Point, ...], title: str) -> str:
 
 
 def _units(points: Sequence[Point]) -> tuple[tuple[float, str], tuple[float, str]]:
-    """Of time and memory: how many seconds or bytes one has, and its name; large ones where all are large."""
+    """Units of time and memory: seconds or bytes in each, and its name; large ones if all values are large."""
     slow = min(point.predicted_seconds for point in points) >= 1
     large = min(point.predicted_peak_bytes for point in points) >= 2**30
     return (1.0, "s") if slow else (1e-3, "ms"), (2.0**30, "GiB") if large else (2.0**20, "MiB")

@@ -1,4 +1,4 @@
-"""What sharding propagation did, in the words of the graph: who decided each choice, and where neighbours disagreed."""
+"""Sharding propagation in the words of the graph: who decided each choice, and where neighbours disagreed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a search, from the command line or a program to the solvers: one object, never changed."""
+"""Request for a search, from the command line or a program to the solvers: one object, never changed."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ SEARCHED = ("best", *STYLES)  # strategies that are searched for; the others are
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a user wants of a plan; None or empty where nothing was said.
+    """A user's request for a plan; None or empty if a field was not set.
 
     Either `mesh`, or `devices` for a search over meshes. `strategy`: "best", a style of `STYLES`, or "random:SEED".
     `level`: 0 ratio, 1 memory, 2 speed. `memory_limit_bytes` None: what the profile allows a device. `pins` as
     `WHAT=HOW`, further ones from `pins_file`. `pareto` asks for the front of time against memory. `origin`: the model
     as the user named it. `step`: micro-batches, stages and recomputation; with stages, `mesh` is that of each. `fuse`:
-    which collectives go together, see fusion_request.py. `sizes`: how often steps have which dynamic sizes; of none the
-    plan is for the largest. `buckets`: into how many of these sizes a plan may be split.
-    `servers`: parameter servers, whose workers are devices by themselves.
-    `cache`: what earlier searches found; it changes no plan.
+    which collectives go together, see fusion_request.py. `sizes`: how often steps have which dynamic sizes; without any
+    the plan is for the largest. `buckets`: into how many of these sizes a plan may be split. `servers`: parameter
+    servers, whose workers are devices by themselves. `cache`: results of earlier searches; it changes no plan.
     """
 
     mesh: Mesh | None = None
@@ -62,7 +61,7 @@ class SearchRequest:
 
     @property
     def searches_step(self) -> bool:
-        """Are stages, micro-batches, recomputation, ZeRO and the mesh searched for together?"""
+        """True if stages, micro-batches, recomputation, ZeRO and the mesh are searched for together."""
         return self.mesh is None and self.step.global_batch is not None
 
     @property
@@ -70,8 +69,8 @@ class SearchRequest:
         return self.solver or SOLVER
 
     def of_one_stage(self) -> SearchRequest:
-        """With the devices of one of its stages, where they are for a search to lay out. UsageError where they are not
-        equally many."""
+        """Request with the devices of one of its stages, if a search is to lay them out. UsageError if stages would not
+        get equally many."""
         stages = self.step.fixed_stages()
         if self.mesh is not None or stages == 1 or self.searches_step:
             return self
@@ -83,24 +82,24 @@ class SearchRequest:
         return replace(self, devices=self.devices // stages)
 
     def pins_on(self, mesh: Mesh) -> tuple[Pin, ...]:
-        """The pins in the words of `mesh`. UsageError where one names an axis or a layout that there is not."""
+        """Pins in the words of `mesh`. UsageError if one names an axis or a layout that does not exist."""
         texts = tuple(text for text in self.pins if not text.startswith((STAGE_PIN, PLACE_PIN)))
         return read_pins(texts, self.pins_file, mesh)
 
     def searches_parts(self, graph: Graph) -> bool:
-        """Is each mesh of places decided for what these run alone, too? Not where a style, a pin or a size decides, nor
-        where the search for places does what each runs."""
+        """True if each mesh of places also gets decisions for what these run alone. False if a style, a pin or a size
+        decides, or if the search for places decides what each runs."""
         meshes = (self.mesh, *self.step.place_meshes.values())
         free = self.strategy == "best" and self.level in (1, 2) and not graph.dynamic and self.step.place is None
         return free and len(meshes) > 1 and not any(self.pins_on(mesh) for mesh in meshes if mesh)
 
     def origin_of(self, graph: Graph) -> Origin:
-        """The model, and what is asked of all plans of it."""
+        """Origin: the model, and the requests for all its plans."""
         origin = self.origin if self.origin.model else Origin(graph.source)
         return replace(origin, fusion=read_fusion(self.fuse))
 
     def check_servers(self) -> None:
-        """UsageError where parameter servers can't be."""
+        """Raises UsageError if parameter servers can't be."""
         if not self.servers.said:
             return
         self.servers.check(self.mesh, self.devices, self.step)
@@ -111,7 +110,7 @@ class SearchRequest:
                 raise UsageError(f"{option} and parameter servers: a worker is one device", f"no {option}")
 
     def check_buckets(self) -> None:
-        """UsageError where buckets can't be."""
+        """Raises UsageError if buckets can't be."""
         if type(self.buckets) is not int or not 1 <= self.buckets <= MOST_POINTS:
             message = f"--buckets {self.buckets}: expected a whole number from 1 to {MOST_POINTS}"
             raise UsageError(message, "--buckets 2")
@@ -128,7 +127,7 @@ class SearchRequest:
                 raise UsageError(f"--buckets {self.buckets} {what}: {reason}", hint)
 
     def random_seed(self) -> int | None:
-        """Of a random plan, None for a searched one. UsageError where there is no such strategy."""
+        """Seed of a random plan, None for a searched one. UsageError if there is no such strategy."""
         kind, _, seed = self.strategy.partition(":")
         if kind != "random":
             if self.strategy not in SEARCHED:
@@ -144,7 +143,7 @@ class SearchRequest:
         return int(seed)
 
     def check_kinds(self, hardware: Hardware) -> None:
-        """UsageError for what several kinds of devices do not have."""
+        """Raises UsageError for features that several kinds of devices do not have."""
         if hardware.kinds and self.memory_limit_bytes is not None:
             message = "--memory-limit is one for all devices, and each kind of device has its own"
             raise UsageError(message, "usable_memory in a copy of a profile: autoshard profiles NAME > mine.toml")
@@ -152,7 +151,7 @@ class SearchRequest:
             raise UsageError("--parameter-servers on several kinds of devices", "a profile of one kind")
 
     def ignored(self) -> tuple[str, ...]:
-        """Sentences about what was said and does not count."""
+        """Sentences about options that have no effect."""
         notes = []
         if self.strategy.startswith("random"):
             said = {
@@ -172,7 +171,7 @@ class SearchRequest:
 
 
 def micro_batches(graph: Graph, request: SearchRequest) -> int:
-    """How many a step has, each as large as the batch of `graph`. UsageError where the global batch is no multiple."""
+    """Number of micro-batches of a step, each `graph`'s batch. UsageError unless it divides the global batch."""
     if request.step.global_batch is not None:
         return micro_batches_of(graph, request.step.global_batch)
     return request.step.micro_batches or 1

@@ -1,4 +1,4 @@
-"""One search on one mesh: what is asked of it, the problem, and a solution with its plan."""
+"""One search on one mesh: the request, the problem, and a solution with its plan."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ Log = list[tuple[str, float]]  # (what was done, wall seconds)
 
 @dataclass(frozen=True, eq=False)
 class SearchTask:
-    """One search on one mesh, formulated. `log` is given what took how long; the clock is in `options`.
+    """One search on one mesh, formulated. `log` receives the time of each part; the clock is in `options`.
 
-    `styles`: of each known style that was simulated, what its program takes.
+    `styles`: for each known style that was simulated, the figures of its program.
     """
 
     formulation: Formulation
@@ -68,7 +68,7 @@ class SearchTask:
         return self.options.clock
 
     def quickly(self, problem: Problem) -> Solution:
-        """By a solver that is quick, whichever was asked for: for plans that need no bound of their own."""
+        """Solution of a quick solver, whichever was asked for: for plans that need no bound of their own."""
         if self.solver == "recursive":
             return self.solve(problem)
         with timed(self.log, "solving (auto) for more plans to simulate"):
@@ -77,7 +77,7 @@ class SearchTask:
         return solution
 
     def solve(self, problem: Problem) -> Solution:
-        """Within a part of the time that is left: what is found is still simulated, and others beside it."""
+        """Solution within a part of the time that is left: it is still to be simulated, with others."""
         whole = self.clock
         part = PartialClock(SHARE * whole.left, whole=whole)
         options = replace(self.options, pinned=self.starts(problem), clock=part)
@@ -88,7 +88,7 @@ class SearchTask:
         return solution
 
     def levelled(self, choice: Choice, solver: str, *, cut: bool = False, least_bytes: float = 0.0) -> Levelled:
-        """A choice, whoever found it, with what is known of every plan within the limit (and within its own memory).
+        """Choice, whoever found it, with the facts about every plan within the limit (and within its own memory).
 
         `least_bytes`: the bound on memory that level 1 found.
         """
@@ -105,7 +105,7 @@ class SearchTask:
 
     @cached_property
     def steps(self) -> StepCache:
-        """Plans by what a step takes, and the bound on it."""
+        """Cache of plans by their step, and of the bound on it."""
         return StepCache(self.formulation, self.clock, self.answers, self._step_search)
 
     def _step_search(self) -> StepSearch:
@@ -114,13 +114,12 @@ class SearchTask:
 
     @property
     def by_step(self) -> bool:
-        """Whether plans are found by what a step takes: at level 2, where no other solver is asked for."""
+        """True if plans are found by their step: at level 2, if no other solver is asked for."""
         return self.level == SPEED and self.solver == "auto"
 
     @property
     def takes_styles(self) -> bool:
-        """Whether plans of known styles may be taken: where nothing narrows the choices, and no other solver is asked
-        for."""
+        """True if plans of known styles may be taken: nothing narrows the choices, and no other solver is asked for."""
         return self.solver == "auto" and not self.pins and self.request.strategy not in STYLES
 
     def known_styles(self) -> list[tuple[str, Choice]]:
@@ -128,17 +127,17 @@ class SearchTask:
         return self.steps.styles(partial(style_choices, self.formulation))
 
     def best_style(self) -> Figures | None:
-        """Of the styles that were simulated, the best by the level that fits."""
+        """Figures of the best style by the level, of those simulated that fit."""
         fitting = [figures for figures in self.styles.values() if self.holds(figures)]
         return min(fitting, key=self.rank, default=None)
 
     def rank(self, program: Plan | Figures) -> tuple[float, float]:
-        """Smaller is better."""
+        """Key of a program, smaller is better."""
         seconds, size = program.predicted_seconds, program.predicted_peak_bytes
         return (size, seconds) if self.level == MEMORY else (seconds, size)
 
     def with_hosts(self) -> SearchTask | None:
-        """The same where every table that can may lie in host memory; None where that is no other search."""
+        """Task with every table that can in host memory; None if that is no other search."""
         context = self.formulation.context
         every = frozenset(host_tables(context.graph))
         if context.hardware.host is None or every <= context.on_host:
@@ -146,20 +145,20 @@ class SearchTask:
         return prepare(context.graph, context.mesh, context.hardware, self.request, self.options, self.log, every)
 
     def holds(self, plan: Plan | Figures) -> bool:
-        """Whether its program fits the memory limit."""
+        """True if its program fits the memory limit."""
         return fits(plan.predicted_peak_bytes, self.memory_limit_bytes)
 
     def stopped(self) -> bool:
         return self.clock.over
 
     def starts(self, problem: Problem) -> dict[int, int]:
-        """Where propagation starts: the pinned nodes, each at the cheapest choice that its pin leaves."""
+        """Start of propagation: the pinned nodes, each at the cheapest choice that its pin leaves."""
         if self.solver != "propagation":
             return {}
         return {n: int(problem.nodes[n].seconds.argmin()) for n in self.fixed}
 
     def figures(self, solution: Solution) -> Figures:
-        """Step and peak of its program, which is made where they are not known."""
+        """Step and peak of its program, which is made if they are not known."""
         with timed(self.log, "simulating"):
 
             def simulated() -> Figures:
@@ -169,7 +168,7 @@ class SearchTask:
             return self.answers.figures(solution.choice, self.request.fuse, simulated)
 
     def plan(self, solution: Solution) -> Plan:
-        """The plan of a solution, with the step and peak of its program."""
+        """Plan of a solution, with the step and peak of its program."""
         seconds, size = self.figures(solution)
         return replace(self._plan_of(solution), predicted_seconds=seconds, predicted_peak_bytes=size)
 
@@ -200,10 +199,10 @@ def prepare(
     log: Log | None = None,
     on_host: frozenset[str] = frozenset(),
 ) -> SearchTask:
-    """The problem on one mesh, style and pins applied. `on_host`: tables that may lie in host memory, with those that
-    pins or a device's memory ask for.
+    """Problem on one mesh, style and pins applied. `on_host`: tables that may lie in host memory, with those that pins
+    or a device's memory ask for.
 
-    Raises UsageError where the mesh, the precision or a pin can't be, InfeasibleError where the style can't.
+    Raises UsageError if the mesh, the precision or a pin can't be, InfeasibleError if the style can't.
     """
     check_mesh(hardware, mesh)
     check_precision(hardware, graph.precision)

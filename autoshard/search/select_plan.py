@@ -1,4 +1,4 @@
-"""The best plan on one mesh: solved, fitted to the memory, and the best few simulated."""
+"""Best plan on one mesh: solved, fitted to the memory, and the best few simulated."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from autoshard.units import format_bytes, format_seconds
 def search(
     graph: Graph, hardware: Hardware, request: SearchRequest, *, options: Options | None = None, log: Log | None = None
 ) -> Plan:
-    """The best plan on `request.mesh`: of the level and style that are asked for, within the memory limit.
+    """Best plan on `request.mesh`: of the level and style that are asked for, within the memory limit.
 
-    `log` is given what took how long. Raises InfeasibleError where no plan fits, UsageError where a pin is not offered.
+    `log` receives the time of each part. Raises InfeasibleError if no plan fits, UsageError if a pin is not offered.
     """
     assert request.mesh is not None, "mesh_search looks for one"
     task = prepare(graph, request.mesh, hardware, request, options, log)
@@ -44,14 +44,14 @@ def search(
 
 
 def begin(task: SearchTask) -> None:
-    """Known styles before all else, whatever time there is: no plan is to be worse than the best of them."""
+    """Simulates known styles before all else, whatever time there is: no plan is to be worse than the best of them."""
     if task.takes_styles and task.level != RATIO:
         with timed(task.log, "solving known styles"):
             simulate_styles(task)
 
 
 def best(task: SearchTask, result: Found) -> Plan:
-    """The plan that is best after simulating a few, with its certificate and what was tried."""
+    """Plan that is best after simulating a few, with its certificate and what was tried."""
     result = propagated(task, result) if task.solver == "propagation" else _simulated(task, result)
     choice = result.levelled.solution.choice
     site_parts = parts(task.formulation, choice)
@@ -72,7 +72,7 @@ def best(task: SearchTask, result: Found) -> Plan:
 
 
 def _certificate(task: SearchTask, result: Found, plan: Plan) -> Certificate:
-    """What is proved of the plan: of what its level minimises, at level 2 of the simulated step."""
+    """Certificate of the plan: a bound on what its level minimises, at level 2 on the simulated step."""
     levelled = result.levelled
     objective, bound, outcome = levelled.objective, levelled.bound, levelled.status
     if task.level == SPEED:
@@ -91,7 +91,7 @@ def _certificate(task: SearchTask, result: Found, plan: Plan) -> Certificate:
 
 
 def marked(plan: Plan, cut: bool) -> Plan:
-    """The plan of a search that was `cut` says so in its status too: what was not looked at may be better."""
+    """Plan whose status tells if its search was `cut`: what was not considered may be better."""
     if not cut:
         return plan
     certificate = replace(plan.certificate, status=CUT_SHORT)
@@ -126,7 +126,7 @@ def _simulated(task: SearchTask, result: Found) -> Found:
 
 
 def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tuple[str, Choice]]:
-    """Those that the clock leaves time for, as long as the longest so far; it is cut where some are left out."""
+    """Plans that fit the time left, each taking as long as the longest so far; `clock.cut` if some are left out."""
     longest, started = 0.0, clock.seconds
     for other in others:
         yield other
@@ -137,7 +137,7 @@ def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tup
 
 
 def _others(task: SearchTask, result: Found) -> Iterator[tuple[str, Choice]]:
-    """What is simulated beside the optimum: nothing at level 0, which is not about the simulated step."""
+    """Plans to simulate in addition to the optimum: none at level 0, which is not about the simulated step."""
     if task.level == RATIO or task.stopped():
         return
     best = result.levelled.solution
@@ -161,7 +161,7 @@ def _others(task: SearchTask, result: Found) -> Iterator[tuple[str, Choice]]:
 
 
 def _within_limit(task: SearchTask, target_bytes: float) -> Iterator[tuple[str, Choice]]:
-    """Within a limit that the first plan of a step overflows: by what it weighed, and the plans found without one."""
+    """Plans within a limit that the first plan of a step exceeds: by its weights, and those found without a limit."""
     with contextlib.suppress(InfeasibleError):
         costs = replace(task.steps.weighed(), capacity_bytes=target_bytes)
         yield "least of a step within the limit", task.quickly(costs).choice
@@ -175,7 +175,7 @@ def _styles(task: SearchTask) -> Iterator[tuple[str, Choice]]:
 
 
 def simulate_styles(task: SearchTask) -> None:
-    """Those that the search has not simulated: one program of each style, whatever the level and the limit."""
+    """Simulates the styles that the search has not: one program of each, whatever the level and the limit."""
     left = [(name, choice) for name, choice in task.known_styles() if name not in task.styles]
     for name, choice in left:
         task.styles[name] = task.figures(Solution(task.formulation.problem, choice, 0.0, name))
@@ -189,7 +189,7 @@ def _outcome(task: SearchTask, program: Figures, chosen: bool) -> str:
 
 
 def _slower(free: Candidate, plan: Plan) -> tuple[str, ...]:
-    """That the memory limit costs time, where it does."""
+    """Note on the time that the memory limit costs, if it does."""
     over = format_bytes(free.predicted_peak_bytes - plan.capacity_bytes, 3)
     extra = plan.predicted_seconds - free.predicted_seconds
     message = f"{format_seconds(extra, 3)} ({extra / free.predicted_seconds:.1%}) slower" if extra > 0 else "no slower"

@@ -56,9 +56,9 @@ class StepBound:
 def step_bound(
     resources: StepResources, known: Sequence[Choice], near: Floats | None = None, cut: Collection[int] = ()
 ) -> StepBound:
-    """The bound, from the weights for which the plans `known` occupy most, a part of the way to the weights `near`,
-    which found plans. 0 seconds where tables are too large, or time is over, before one is proved. `cut`: values that
-    are cut off, too, where tables are too large with them."""
+    """Bound on the step, from the weights for which the plans `known` occupy most, a part of the way to the weights
+    `near`, which found plans. 0 seconds if tables are too large, or time is over, before one is proved. `cut`: values
+    that are cut off, too, if tables are too large with them."""
     least = _Least(resources, cut)
     used = [resources.least_used(choice) for choice in known]
     start = heaviest(used, follows(resources.names))[0]
@@ -80,7 +80,7 @@ def _climbed(
     weights: Floats,
     hoped: float = math.inf,
 ) -> StepBound:
-    """From these weights on towards those for which the plans so far occupy most, as far as it goes up, or almost to
+    """Climb from these weights towards those for which the plans so far occupy most, as far as it goes up, or almost to
     what is `hoped` for. `used`: of the plans so far, to which it adds those that it finds."""
     allowed, best_weights, best = follows(resources.names), weights, 0.0
     tried: list[tuple[Floats, Choice]] = []
@@ -127,8 +127,8 @@ class _Least:
         return attempt(hub_relaxation.bounded, Incumbent(problem), Clock())
 
     def form(self, weights: Floats) -> Problem | None:
-        """Of the first form whose tables may fit: leaving choices out takes a while, and won't do where they are far
-        too large."""
+        """Problem of the first form whose tables may fit, estimated before choices are left out: that takes a while,
+        and does not help where tables are far too large."""
         while self.forms:
             problem = self.forms[0].bounding(weights)
             if len(self.forms) == 1 or self.likely:
@@ -209,8 +209,8 @@ class StepSearch:
         yield from self._of_bound()
 
     def _hopeful(self) -> list[tuple[str, Choice]]:
-        """Those worth simulating, the shortest by the estimate first, then those by the middle between it and the sum
-        of costs, between which a step is: where axes are many, little overlaps of what may."""
+        """Plans worth simulating: the shortest by the estimate first, then by the middle between the estimate and the
+        sum of costs. A step lies between these; with many axes, little of what may overlap does."""
         longest = [self.resources.longest(used) for used in self.used]
         middle = [step + objective(self.problem, choice) for step, (_, choice) in zip(longest, self.found, strict=True)]
         hopeful = [i for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
@@ -219,7 +219,7 @@ class StepSearch:
         return [self.found[i] for i in dict.fromkeys([*hopeful, *likely[:MOST_LIKELY]])]
 
     def _ranked(self) -> list[int]:
-        """Of `found`, the shortest by the estimate first."""
+        """Indices into `found`, the shortest by the estimate first."""
         return sorted(range(len(self.found)), key=lambda i: self.resources.longest(self.used[i]))
 
     def bound(self, known: Sequence[Choice]) -> StepBound:
@@ -232,7 +232,7 @@ class StepSearch:
         return self.bounded
 
     def _leading(self, known: Sequence[Choice]) -> StepResources:
-        """With the turns from the host to the device of the shortest plans `known`."""
+        """Resources with the turns from the host to the device of the shortest plans `known`."""
         order = sorted(known, key=lambda choice: self.resources.longest(self.resources.roughly_used(choice)))
         return with_leads(self.resources, self.formulation, order[:EACH])
 

@@ -1,6 +1,6 @@
 """Plans that people know by name, for comparison: the best of each style on a plan's own mesh, simulated as any plan.
 
-Memory does not limit them: one that does not fit says so by its peak. A baseline is what an expert would run: styles
+Memory does not limit them: one that does not fit shows it by its peak. A baseline is what an expert would run: styles
 that gather weights do so in the low precision of a mixed one, tables that are looked up too, where that is faster.
 """
 
@@ -64,10 +64,10 @@ def style_plans(
     known: Mapping[str, Plan | Figures] | None = None,
     cache: DiskCache | None = None,
 ) -> tuple[StylePlan, ...]:
-    """One for each style, in a fixed order; those that `clock` leaves no time for say so.
+    """Best plan of each style, in a fixed order; those that `clock` leaves no time for say so.
 
-    `formulation`: of all strategies on the plan's mesh, where the search has made it already; `known`:
-    what programs of styles take that it has simulated. `cache`: what earlier commands found.
+    `formulation`: of all strategies on the plan's mesh, if the search has made it already; `known`: figures of the
+    styles' programs that it has simulated. `cache`: what earlier commands found.
     """
     clock = clock or Clock()
     if plan.step.is_whole:
@@ -93,8 +93,8 @@ def style_plans(
 def _of_step(
     plan: Plan, graph: Graph, hardware: Hardware, clock: Clock, formulation: Formulation | None
 ) -> tuple[StylePlan, ...]:
-    """Each style on the plan's own step: its stages, schedule, micro-batches and what is recomputed. What it shards, it
-    gathers for each use."""
+    """Plans of each style on the plan's own step: its stages, schedule, micro-batches and what is recomputed. What a
+    style shards, it gathers for each use."""
     formulation = (formulation or formulate(context_of(plan, graph, hardware))).within()
     plans = []
     for name, style in STYLES.items():
@@ -138,7 +138,7 @@ def _itself(plan: Plan) -> dict[str, Plan]:
 
 
 def _kept(comparison: _Comparison, clock: Clock, answers: SearchCache) -> StylePlan:
-    """By the sum of costs, where no search has simulated it: the same for every level and limit."""
+    """Plan of a style by the sum of costs, cached unless a search has simulated it: equal for every level and limit."""
     key = f"style {comparison.name}" + (", weights gathered low" if comparison.low else "")
     if comparison.name in comparison.known or not unhurried(clock):
         return _fastest(comparison, clock)
@@ -163,7 +163,7 @@ def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
 
 
 def _fastest(comparison: _Comparison, clock: Clock) -> StylePlan:
-    """As autocast has it, or with all weights gathered in the low precision."""
+    """Faster plan of two: with autocast, or with all weights gathered in the low precision."""
     plan = _simulated(comparison, clock)
     if comparison.low is None or plan.reason:
         return plan
@@ -199,7 +199,7 @@ def as_json(styles: Sequence[StylePlan]) -> str:
 
 
 def from_json(content: Any) -> tuple[StylePlan, ...]:
-    """Raises ValueError where it is not what `as_json` writes."""
+    """Style plans from what `as_json` writes. Raises ValueError for anything else."""
     try:
         return tuple(_style(row) for row in content["styles"])
     except (KeyError, TypeError) as error:

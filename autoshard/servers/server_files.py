@@ -1,4 +1,4 @@
-"""What a package for parameter servers has beside one of a single device: the servers, the workers and their driver."""
+"""Files that a package for parameter servers adds to one of a single device: servers, workers and their driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ the same model on one device.
 
 
 def server_files(plan: Plan) -> dict[str, str]:
-    """None without servers."""
+    """Files of a plan with servers; none without servers."""
     spec = plan.servers
     if not spec.count:
         return {}

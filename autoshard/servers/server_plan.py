@@ -46,7 +46,7 @@ def check_model(graph: Graph) -> None:
 
 
 def worker_search(graph: Graph, hardware: Hardware, request: ServerRequest, step: StepRequest) -> WorkerSearch:
-    """What is searched for: one device whose look-ups read rows from a host without end, and a share a worker."""
+    """Search of a worker: one device whose look-ups read rows from a host of unlimited memory, a share a worker."""
     check_model(graph)
     tables = sorted(p.path for p in graph.parameters if p.tensor in served_tables(graph))
     pins = tuple(f"{path}=host" for path in tables)

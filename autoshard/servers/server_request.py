@@ -1,4 +1,4 @@
-"""What a user says of parameter servers: how many, how many workers, and how old a gradient may be."""
+"""User options of parameter servers: how many servers, how many workers, and how old a gradient may be."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXAMPLE = "--parameter-servers 2 --workers 4"
 
 @dataclass(frozen=True)
 class ServerRequest:
-    """None where nothing was said. `workers`: a number, or `MIN:MAX`. `staleness` in updates, of asynchronous training.
-    `table_optimizer`: of parameters whose rows alone are read."""
+    """Request for parameter servers; None where an option is absent. `workers`: a number, or `MIN:MAX`. `staleness` in
+    updates, of asynchronous training. `table_optimizer`: of parameters whose rows alone are read."""
 
     servers: int | None = None
     workers: str | None = None
@@ -42,14 +42,14 @@ class ServerRequest:
 
     @property
     def bound(self) -> int | None:
-        """Of the staleness: where nothing is said, a share more for each worker than it computes."""
+        """Bound on the staleness, None if synchronous. Default: a share more for each worker than it computes."""
         if not self.asynchronous:
             return None
         return 2 * self.worker_range[1] if self.staleness is None else self.staleness
 
     @property
     def text(self) -> str:
-        """The options that say this, as typed."""
+        """Options that state this request, as typed."""
         said = [f"--parameter-servers {self.servers}"] if self.servers is not None else []
         said += [f"--workers {self.workers}"] if self.workers is not None else []
         said += ["--asynchronous"] * self.asynchronous

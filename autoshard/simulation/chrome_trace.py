@@ -15,15 +15,15 @@ SLOTS = "micro-batches"  # the first thread of a stage
 
 
 def chrome_trace(timeline: Timeline, name: str = "predicted step, every device") -> dict[str, Any]:
-    """Names (ph M), events (ph X, `ts` and `dur` in microseconds; a collective over joined axes on the stream of each),
-    arrows from a collective to what waits for it (ph s and f), and the memory curve as a counter (ph C)."""
+    """Trace: names (ph M), events (ph X, `ts` and `dur` in microseconds; a collective over joined axes on the stream of
+    each), arrows from a collective to what waits for it (ph s and f), and the memory curve as a counter (ph C)."""
     trace = list(_process(0, name, timeline.streams, timeline.events, timeline.memory))
     summary = {"step_seconds": timeline.step_seconds, "peak_bytes": timeline.peak_bytes}
     return {"displayTimeUnit": "ms", "traceEvents": trace, "otherData": summary}
 
 
 def step_trace(operators: StepOperators, account: StepAccount, name: str = "predicted step") -> dict[str, Any]:
-    """As `chrome_trace`, each stage a process; the first thread shows slots and what is done once a step."""
+    """Trace as `chrome_trace`, each stage a process; the first thread shows slots and what is done once a step."""
     timeline, shown = operators.timeline, operators.within(MOST_EVENTS // 4)
     lanes, trace = (SLOTS, *operators.lanes()), list[dict[str, Any]]()
     for stage in range(timeline.stages):
@@ -56,7 +56,7 @@ def _complete(event: Event, process: int, thread: int) -> dict[str, Any]:
 
 
 def _arrows(events: Sequence[Event], process: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """From the start of a collective's slice to the start of the slice that waits for it; one name for each arrow."""
+    """Arrows from the start of a collective's slice to that of the slice that waits for it; one name for each arrow."""
     pairs = ((events[place], event) for event in events for place in event.waits)
     for number, (before, event) in enumerate(pair for pair in pairs if pair[0].collective):
         for kind, endpoint in (("s", before), ("f", event)):

@@ -2,9 +2,9 @@
 
 One compute stream, one communication stream per mesh axis, and the host that issues them (see stream_schedule.py). As
 in the emitted code, the forward and backward run in program order and wait for their collectives (those of a ring run
-beside its computation); the all-reduce of a gradient bucket starts where the program says, beside the rest of backward,
-and the optimizer waits for all; an early reduction runs beside the weight product of its linear; weights that go
-together are gathered a block ahead and scattered beside backward (see weight_streams.py). Look-ups on the host hold it
+during its computation); the all-reduce of a gradient bucket starts where the program says, during the rest of backward,
+and the optimizer waits for all; an early reduction runs during the weight product of its linear; weights that go
+together are gathered a block ahead and scattered during backward (see weight_streams.py). Look-ups on the host hold it
 up, and the device waits for them. Nothing else overlaps. Not modelled: gradient clipping.
 """
 
@@ -35,8 +35,8 @@ def timed(
     program: Program, graph: Graph, hardware: Hardware, free: frozenset[str] = frozenset(), among: bool = False,
     compiled: bool = False,
 ) -> Timing:  # fmt: skip
-    """As `simulate`, without its memory. What is communicated over axes of which one is `free` takes no time to speak
-    of. `among`: a micro-batch between others, without what a step does once."""
+    """Timing as by `simulate`, without memory. A collective over axes of which one is `free` takes almost no time.
+    `among`: a micro-batch between others, without what a step does once."""
     check_mesh(hardware, program.mesh)
     schedule = Schedule(hardware.constant("host.dispatch"), hardware.constant("overlap.slowdown"))
     pricer = TaskPricer(program, graph, hardware, free, compiled)
@@ -68,7 +68,7 @@ def timed(
 
 
 def _reduce_early(schedule: Schedule, pricer: TaskPricer, linear: int, collective: int) -> None:
-    """The backward of a linear: its input's gradient, whose reduction then runs beside those of weight and bias."""
+    """Schedule a linear's backward: its input's gradient, then its reduction during those of weight and bias."""
     tasks, weight = pricer.linear_backward(linear)
     schedule.run_in_order(tasks)
     *packing, reduction = pricer.tasks(collective, pricer.program.instructions[collective], "backward")

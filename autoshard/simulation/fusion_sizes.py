@@ -1,8 +1,8 @@
 """Sizes of buckets by the cost model: a collective of m bytes takes t = alpha m + beta.
 
-Of M bytes in n buckets, n beta and all that is moved stand beside backward; the last bucket, of alpha M / n, after it.
-Their sum is least with buckets of sqrt(M beta / alpha) bytes: larger ones delay, smaller ones cost their starts.
-What of a fusion counts for nothing in a plan is said, too.
+Of M bytes in n buckets, n beta and all that is moved overlap backward; the last bucket, of alpha M / n, after it. Their
+sum is least with buckets of sqrt(M beta / alpha) bytes: larger ones delay, smaller ones cost their starts. Fusion
+options without effect in a plan are reported, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _totals(program: Program, collective: str) -> dict[tuple[str, ...], float]:
 
 
 def with_unused_fusion(plan: Plan, graph: Graph) -> Plan:
-    """The plan with a note on each `--fuse` that changes nothing, or of which a part does, and on modules' own."""
+    """Plan with a note on each `--fuse`, and each fusion of a module, that has no effect or only in part."""
     requested = dict.fromkeys(path for path, what in graph.module_requests if what.startswith(f"{FUSION}:"))
     if not plan.fusion and not requested:
         return plan

@@ -77,7 +77,7 @@ class TaskPricer:
         yield from self._compute(index, instruction, phase)
 
     def linear_backward(self, index: int) -> tuple[list[StreamTask], StreamTask]:
-        """Of a linear: all up to its input's gradient, and those of its weight and bias."""
+        """Tasks of a linear's backward: all up to the gradient of its input, and that of its weight and bias."""
         instruction = self.program.instructions[index]
         assert isinstance(instruction, Compute)
         *before, whole = self.tasks(index, instruction, "backward")
@@ -119,7 +119,7 @@ class TaskPricer:
             yield task._replace(beside=call[1] in inside.beside)
 
     def _operator(self, index: int, instruction: Compute) -> _Operator:
-        """The same in both phases."""
+        """Operator of an instruction with its local operands and results, the same in both phases."""
         if index not in self._operators:
             results = tuple(map(self.local, instruction.results))
             self._operators[index] = _Operator(
@@ -196,7 +196,7 @@ class TaskPricer:
         return tuple(map(axis_stream, axes)), seconds, joint_link(self.hardware, self.mesh, over).name
 
     def buckets(self, after: int) -> list[Bucket]:
-        """Those that the backward of an instruction completes."""
+        """Gradient buckets that the backward of the instruction `after` completes."""
         numbered = enumerate(self.program.gradient_buckets)
         return [self._bucket(bucket, number) for number, bucket in numbered if bucket.after == after]
 

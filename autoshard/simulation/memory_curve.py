@@ -1,16 +1,16 @@
-"""What is in one device's memory at each step: a step is the forward (or backward) of an instruction, or the optimizer.
+"""Memory of one device at each step: a step is the forward (or backward) of an instruction, or the optimizer.
 
 Static: parameters, optimizer state, buffers and inputs. A value lives from its instruction to its last use, or where
 autograd keeps it until the backward of the first that saved it; values that share storage count once. The gradient of a
 value lives from the backward of its last consumer to that of its producer. A weight gathered from its shard is kept as
 the shard, and whole again only in the backward that needs it; one of a bucket that stays whole is there until its
-gradient is complete, whether a backward reads it or not. Where a value has several consumers, the gradient of each
-is beside the sum of those before. `working`: what operators, variants of the runtime and redistributions hold while
-they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives from the
-backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate, for the
-whole step. One that is reduced in a bucket lives on its own until the backward of its first use completes it, and then
-in the flat tensor, which is made for the first that comes. A weight that is gathered once a step is whole all the time
-where steps accumulate, and so is its flat gradient under ZeRO 1.
+gradient is complete, whether a backward reads it or not. Where a value has several consumers, the gradient of each is
+held in addition to the sum of those before. `working`: what operators, variants of the runtime and redistributions hold
+while they run (costs.temporaries, costs.buffers); a fused optimizer holds nothing. The gradient of a parameter lives
+from the backward of its last use to the end of the step, as train.py drops it before the next; where steps accumulate,
+for the whole step. One that is reduced in a bucket is separate until the backward of its first use completes it, and
+then in the flat tensor, which is made for the first that comes. A weight that is gathered once a step is whole all the
+time where steps accumulate, and so is its flat gradient under ZeRO 1.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class MemoryPlan:
 
 
 def bucket_bytes(program: Program, bucket: GradientBucket) -> float:
-    """Of the flat tensor that is all-reduced."""
+    """Bytes of the bucket's flat tensor that is all-reduced."""
     values = {p.path: p.value for p in program.parameters}
     numel = sum(program.largest[values[path]].numel for path in bucket.parameters)
     return float(numel * DTYPE_BYTES[bucket.dtype])
@@ -82,9 +82,9 @@ def step_count(program: Program) -> int:
 
 
 def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, block_bytes: float = 1.0) -> MemoryPlan:
-    """`accumulates`: a step before has left gradients, to which this one adds. `block_bytes`: each tensor takes a
-    multiple of them, as the device's allocator gives them out; `static_bytes` is what the tensors themselves have. Made
-    once for a program: the report asks again for what was simulated."""
+    """Memory of a plan. `accumulates`: an earlier step left gradients, to which this one adds. `block_bytes`: each
+    tensor takes a multiple of them, as the device's allocator does; `static_bytes` is of the tensors alone. Made once
+    for a program: the report asks for it again."""
     known, key = program.once(_known), (id(graph), accumulates, block_bytes)
     if key not in known:
         known[key] = graph, _plan_memory(program, graph, accumulates, block_bytes)
@@ -92,7 +92,7 @@ def plan_memory(program: Program, graph: Graph, *, accumulates: bool = False, bl
 
 
 def _known(program: Program) -> dict[object, tuple[Graph, MemoryPlan]]:
-    """By address of the graph, which is kept so that no other one gets it."""
+    """Cache by address of the graph, which is kept so that no other graph gets it."""
     return {}
 
 
@@ -176,7 +176,7 @@ class _Lives:
             self.kept.setdefault(root[name], []).append(index)
 
     def _passes_on(self, index: int) -> bool:
-        """Whether backward gives the operands the gradient of the result itself."""
+        """True if backward gives the operands the gradient of the result itself."""
         instruction = self.program.instructions[index]
         return isinstance(instruction, Compute) and instruction.target in _PASSES_ON
 
@@ -194,8 +194,8 @@ class _Lives:
         return [*spans, *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
 
     def gradients(self) -> list[Span]:
-        """Of the parameters: from their last use, whose backward comes first. None without a loss: the step has no
-        backward, whatever the program reduces when its caller makes one."""
+        """Spans of the parameters' gradients, from each one's last use, whose backward comes first. None without a
+        loss: the step has no backward, whatever the program reduces when its caller runs one."""
         if not self.program.has_backward:
             return []
         end, spans = step_count(self.program) - 1, self._flat_gradients()
@@ -208,7 +208,7 @@ class _Lives:
         return spans
 
     def _born(self, path: str, value: str, end: int) -> int:
-        """When backward makes the first part of a parameter's gradient: with others, by their reduce-scatter."""
+        """Step where backward makes a parameter's first gradient part: with others, by their reduce-scatter."""
         if path in self.scattered:
             return self._mirror(self.scattered[path])
         return self._mirror(self.used[value]) if value in self.used else end - 1
@@ -224,11 +224,11 @@ class _Lives:
         return spans
 
     def _complete(self, name: str) -> int:
-        """When backward has made the last part of a parameter's gradient."""
+        """Step at which backward has made the last part of a parameter's gradient."""
         return self._mirror(self.ends.get(name, 0))
 
     def _summands(self, held: Held, name: str) -> list[Span]:
-        """What each use but the last adds to the gradient, while it does."""
+        """Spans of what each use but the last adds to the gradient."""
         earlier = [self._mirror(user) for user in self.users.get(name, []) if user != self.used[name]]
         return [Span(held, step, step) for step in earlier]
 
@@ -256,7 +256,7 @@ class _Lives:
         return spans
 
     def _extras(self) -> list[Span]:
-        """What operators keep beside values: masks, statistics."""
+        """Spans of what operators keep in addition to values: masks, statistics."""
         spans = []
         for index, (_, size) in self.kept_beside.items():
             instruction = self.program.instructions[index]

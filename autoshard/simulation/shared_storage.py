@@ -1,4 +1,4 @@
-"""Which values share storage, and which gathered weights are made again in backward."""
+"""Storage that values share, and gathered weights that backward makes again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def storage(program: Program, graph: Graph) -> Storage:
 
 
 def _known(program: Program) -> list[tuple[Graph, Storage]]:
-    """What was asked last."""
+    """Cache of the last answer of `storage`."""
     return []
 
 

@@ -1,8 +1,8 @@
-"""Where a whole step goes, by stage: computation, exposed communication by kind, bubble, optimizer, and what is left.
+"""Account of a whole step, by stage: computation, exposed communication by kind, bubble, optimizer, and the rest.
 
-Made of the simulated step alone: what a device computes counts as that, whatever runs beside it; what it communicates
-while it computes nothing is exposed; the bubble is what a stage waits for others, `other` what it waits for its host.
-The parts of each stage add up to the step.
+Made from the simulated step alone: time in which a device computes counts as computation, whatever else runs;
+communication while it computes nothing is exposed; the bubble is what a stage waits for others, `other` what it waits
+for its host. The parts of each stage add up to the step.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ class StepAccount:
 
     @property
     def peak_bytes(self) -> float:
-        """Of the stage that holds most."""
+        """Peak bytes of the stage that holds most."""
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
     def mean(self) -> StageAccount:
-        """Of all stages, which have as many devices each: it adds up to the step, too."""
+        """Mean account of the stages, which have equally many devices: it adds up to the step, too."""
         kinds = dict.fromkeys(kind for stage in self.stages for kind, _ in stage.parts)
         means = {kind: math.fsum(s.seconds(kind) for s in self.stages) / len(self.stages) for kind in kinds}
         return StageAccount(_ordered(means), self.peak_bytes)
 
     def as_dict(self) -> dict[str, Any]:
-        """In SI units."""
+        """Dict in SI units."""
         return {
             "step_seconds": self.step_seconds,
             "peak_bytes": self.peak_bytes,
@@ -75,13 +75,13 @@ def _as_dict(stage: StageAccount) -> dict[str, Any]:
 
 
 def stage_account(step_seconds: float, seconds: Seconds, peak_bytes: float, remainder: str) -> StageAccount:
-    """Of a stage that is occupied for `seconds`; what is left of the step is `remainder`."""
+    """Account of a stage that is occupied for `seconds`; the rest of the step is named `remainder`."""
     left = step_seconds - math.fsum(seconds.values())
     return StageAccount(_ordered(added([seconds, {remainder: max(0.0, left)}])), peak_bytes)
 
 
 def one_stage(timeline: Timeline) -> StepAccount:
-    """Of a step of one micro-batch on one stage."""
+    """Account of a step of one micro-batch on one stage."""
     seconds = split(timeline.events, 0.0, timeline.step_seconds)
     account = stage_account(timeline.step_seconds, seconds, timeline.peak_bytes, OTHER)
     return StepAccount(timeline.step_seconds, (account,))
@@ -120,7 +120,7 @@ def split(events: Sequence[Event], start: float, end: float) -> dict[str, float]
 
 
 def apart(spans: Iterable[Busy]) -> list[Busy]:
-    """In order, none over another: of two at once the one that began first goes on."""
+    """Spans in order without overlap: of two at once the one that began first goes on."""
     disjoint: list[Busy] = []
     until = -math.inf
     for span in sorted(spans):
@@ -134,7 +134,7 @@ def apart(spans: Iterable[Busy]) -> list[Busy]:
 
 
 def without(spans: Sequence[Busy], others: Sequence[Busy]) -> list[Busy]:
-    """What of `spans` is in none of `others`; both as `apart` gives them."""
+    """Parts of `spans` that are in none of `others`; both are as `apart` returns them."""
     left: list[Busy] = []
     first = 0
     for start, end, kind in spans:

@@ -1,7 +1,7 @@
 """Every operator of a whole step: what a device of each stage does in each slot of its schedule, and once a step.
 
 Slots of one kind of a part do the same, as the part was simulated: they share a segment, of which a step is made at
-their times. Where a step goes is counted by these segments, too (see step_account.py).
+their times. The account of a step adds up these segments, too (see step_account.py).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Segment:
 
     @cached_property
     def split(self) -> Seconds:
-        """Where its seconds go."""
+        """Seconds of the segment by kind."""
         return split(self.events, 0.0, self.seconds)
 
 
 def window(events: Sequence[Event], start: float, end: float) -> Segment:
-    """What runs in [start, end]; what began before or ends after is cut."""
+    """Segment of the events in [start, end]; those that began before or end after are clipped."""
     least = (end - start) * ROUNDING
     inside = [
         n for n, event in enumerate(events) if event.end_seconds > start + least and event.start_seconds < end - least
@@ -95,7 +95,7 @@ def one_after_another(segments: Iterable[Segment]) -> Segment:
 
 
 def single(name: str, seconds: float, phase: Phase, collective: str = "", axes: tuple[str, ...] = ()) -> Segment:
-    """One that is no operator of the program."""
+    """Segment of one event that is no operator of the program."""
     stream = CARRIED[collective].lane if collective else COMPUTE
     event = Event(name, stream, 0.0, seconds, phase, 0.0, "", "", None, (), collective, axes)
     return Segment((event,) if seconds > 0 else (), seconds)
@@ -103,8 +103,8 @@ def single(name: str, seconds: float, phase: Phase, collective: str = "", axes: 
 
 @dataclass(frozen=True)
 class PartOperators:
-    """What a part does in a slot; `first` and `last` with what is done once a step: gathers in its first forward, and
-    gradients that are reduced during its last backward and after it. `update`: gradients between stages, optimizer."""
+    """Operators of a part in a slot; `first` and `last` include those run once a step: gathers in its first forward,
+    and gradients reduced during and after its last backward. `update`: gradients between stages, optimizer."""
 
     forward: Segment
     backward: Segment
@@ -137,12 +137,12 @@ class StepOperators:
         return tuple(events)
 
     def account(self, stage: int) -> StageAccount:
-        """Where the step goes; what the slots of a stage and its tail leave is its bubble."""
+        """Account of a stage; what its slots and tail leave of the step is its bubble."""
         seconds = added(self.segments[entry.segment].split for entry in self.stages[stage])
         return stage_account(self.timeline.step_seconds, seconds, self.timeline.peak_bytes[stage], BUBBLE)
 
     def lanes(self) -> tuple[str, ...]:
-        """Of all stages: what computes, then what communicates by what it does."""
+        """Lanes of all stages: computation, then communication by what it does."""
         lanes = {lane for segment in self.segments for event in segment.events for lane in event.streams} - {COMPUTE}
         return (COMPUTE, *sorted(lanes))
 
@@ -160,7 +160,7 @@ class StepOperators:
             at += seconds
 
     def within(self, most: int) -> StepOperators:
-        """With `most` events or few more: of micro-batches in the middle each slot is one event."""
+        """Operators with `most` events or few more: of micro-batches in the middle each slot is one event."""
         batches = self.timeline.costs.micro_batches
         count = [0] * batches
         for entry in (entry for stage in self.stages for entry in stage):
@@ -205,7 +205,7 @@ def step_operators(timeline: StepTimeline, parts: Sequence[PartOperators]) -> St
 
 
 def _slot(timeline: StepTimeline, placed: Placed, parts: Sequence[PartOperators], ends: bool) -> Segment:
-    """What a slot does; where it `ends` its stage's part of the step, with the tail that follows."""
+    """Segment of a slot; if it `ends` its stage's part of the step, with the tail that follows."""
     costs, stage, chunk = timeline.costs, placed.stage, placed.slot.chunk
     number = costs.number(stage, chunk)
     part, cost, several = parts[number], costs.parts[number], timeline.stages
@@ -244,7 +244,7 @@ def _forward(part: PartOperators, once: float, copied: float, placed: Placed) ->
 
 
 def _with_messages(segment: Segment, timeline: StepTimeline, placed: Placed) -> Segment:
-    """With what is sent to other places from the slot's end on, while the next one runs."""
+    """Segment with what is sent to other places from the slot's end on, while the next one runs."""
     events = list(segment.events)
     for name, seconds in timeline.sent_after(placed):
         message = single(f"send {name}", seconds, _PHASES[placed.slot.kind], "send_receive")

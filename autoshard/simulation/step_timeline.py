@@ -1,10 +1,10 @@
 """A whole training step: every micro-batch through every part of every stage in the schedule's order, with the memory
 of each stage.
 
-A part's input is received into a buffer of its own, which its micro-batch has until its backward, as is the gradient of
+A part's input is received into a separate buffer, which its micro-batch has until its backward, as is the gradient of
 its output: a stage has room for as many as its schedule has at once. The giver is busy until a value is sent; it has an
-output until its micro-batch's backward, and room for what was sent, see `StepCosts.sent_bytes`. After its
-last backward a stage has its tail: gradients reduced, weights updated.
+output until its micro-batch's backward, and room for what was sent, see `StepCosts.sent_bytes`. After its last backward
+a stage has its tail: gradients reduced, weights updated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PartCosts:
     `first_seconds`: what the first forward takes more, for weights that are gathered once a step, a block ahead of
     their use: `once_copy_seconds` of it in any case, and the rest where the gathers, `gather_seconds` of a link, have
     not been started before. A stage that waits for its first input has started those of its first part by then; those
-    of a later part run beside the second micro-batch in the part before.
+    of a later part run during the second micro-batch in the part before.
     """
 
     forward_seconds: float
@@ -57,13 +57,13 @@ class PartCosts:
 
     @property
     def exposed_seconds(self) -> float:
-        """What gathers take of computations that they run beside."""
+        """Seconds that gathers add to computations that they overlap."""
         return self.first_seconds - self.once_copy_seconds
 
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What a device of a stage always holds, and (name, seconds) of what follows its last backward, once a step."""
+    """Bytes that a device of a stage always holds, and `tail`: (name, seconds) after its last backward, once a step."""
 
     static_bytes: float = 0.0
     tail: tuple[tuple[str, float], ...] = ()
@@ -107,15 +107,15 @@ class StepCosts:
 
     @property
     def word(self) -> str:
-        """For one of `stages`."""
+        """Word for one of `stages`."""
         return "stage"
 
     def number(self, stage: int, chunk: int) -> int:
-        """Of a part, in the order of the model."""
+        """Number of a part, in the order of the model."""
         return chunk * len(self.stages) + stage
 
     def chunks_of(self, stage: int) -> int:
-        """How many parts a stage has."""
+        """Number of parts of a stage."""
         return self.chunks
 
     def reads(self, number: int) -> list[int]:
@@ -126,7 +126,7 @@ class StepCosts:
         return self.parts[chunk * len(self.stages) + stage]
 
     def slot_seconds(self, stage: int, slot: Slot) -> float:
-        """What a slot takes, with what it hands on; weights that are gathered ahead are there."""
+        """Seconds of a slot, with what it hands on; weights gathered ahead have arrived."""
         number = slot.chunk * len(self.stages) + stage
         part = self.parts[number]
         if slot.kind == "B":
@@ -137,8 +137,8 @@ class StepCosts:
 
     @cached_property
     def _beside_seconds(self) -> tuple[float, ...]:
-        """What the second micro-batch's forward takes more in each part, beside gathers for the stage's next part. It
-        comes as much later to a stage as it was held up before, and finds so much less of them left."""
+        """Seconds that gathers for a stage's next part add to the second micro-batch's forward, by part. It reaches a
+        stage as much later as it was held up before, and then finds that much less of them left."""
         stages, extra = len(self.stages), [0.0] * len(self.parts)
         for begun in range(stages, len(self.parts), stages):
             late = 0.0
@@ -150,7 +150,7 @@ class StepCosts:
 
     @cached_property
     def waits(self) -> tuple[float, ...]:
-        """Of each slot, from the end of the one that gives its input on: what skips a stage is sent after that."""
+        """Seconds from the end of each slot's giver to its input, at most 0: what skips a stage is sent later."""
         sequence, skipped = self.sequence, {kind: [0.0] * len(self.parts) for kind in KINDS}
         for message in self.skips:
             skipped["F"][message.maker] -= message.seconds
@@ -163,18 +163,18 @@ class StepCosts:
         return tuple(waits)
 
     def sent_seconds(self, number: int) -> float:
-        """Of what the forward of a part hands on."""
+        """Seconds to send what the forward of a part hands on."""
         following = self.parts[number + 1].receive_seconds if number + 1 < len(self.parts) else 0.0
         return following + sum(skip.seconds for skip in self.skips if skip.maker == number)
 
     def returned_seconds(self, number: int) -> float:
-        """Of the gradients that the backward of a part sends."""
+        """Seconds to send the gradients of a part's inputs after its backward."""
         before = self.parts[number].receive_seconds * (number > 0)
         return before + sum(skip.seconds for skip in self.skips if skip.reader == number)
 
     def buffer_bytes(self, stage: int) -> float:
-        """Of what a stage receives: inputs, and gradients of outputs. And of what was sent with 1F1B: a gradient while
-        the next is computed, and an output of the warm-up; gradients of what skips stages, as many as there are."""
+        """Bytes of what a stage receives: inputs, gradients of outputs, and all that skips stages. With 1F1B also of
+        what it sent: a gradient while the next is computed, and an output of the warm-up."""
         count = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         parts = range(stage, len(self.parts), len(self.stages))
         received = sum(
@@ -194,8 +194,8 @@ class StepCosts:
         return skip.bytes * (received + sent)
 
     def sent_bytes(self, stage: int, slot: Slot) -> float:
-        """What a backward may leave behind: with GPipe and the interleaved schedule what was sent, an output and the
-        gradient of an input, is counted to the step's end. In place of inputs' buffers stand gradients."""
+        """Bytes that a backward may leave behind: with GPipe and the interleaved schedule what was sent, an output and
+        the gradient of an input, counts to the step's end. Gradients take the place of inputs' buffers."""
         if slot.kind == "F" or self.schedule == "1f1b":
             return 0.0
         part = slot.chunk * len(self.stages) + stage
@@ -212,13 +212,13 @@ class StepCosts:
         return reused, last
 
     def used_again(self, stage: int, chunk: int) -> int:
-        """Of how many micro-batches, the first ones, another one takes the buffer of the input."""
+        """Number of micro-batches, the first ones, whose input buffer another one takes."""
         counts = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         return self.micro_batches - counts[chunk * len(self.stages) + stage].inputs
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
-        """The most that each stage holds; its order says it, whatever its slots take."""
+        """Most bytes that each stage holds: they depend on its order, not on the seconds of its slots."""
         return tuple(map(self._peak, range(len(self.stages))))
 
     def _peak(self, stage: int) -> float:
@@ -267,11 +267,11 @@ class StepTimeline:
         return max(self.stage_seconds)
 
     def sent_after(self, placed: Placed) -> tuple[tuple[str, float], ...]:
-        """(what, seconds) that is sent from a slot's end on, beside the next one; in a pipeline it is a part of it."""
+        """(what, seconds) sent from a slot's end on, during the next one; in a pipeline it is a part of the slot."""
         return ()
 
     def busy_seconds(self, stage: int) -> float:
-        """Of its slots and tail; the rest of the step it waits."""
+        """Seconds of a stage's slots and tail; the rest of the step it waits."""
         return sum(p.duration_seconds for p in self.by_stage[stage]) + self.costs.stages[stage].tail_seconds
 
     @cached_property
@@ -293,7 +293,7 @@ class StepTimeline:
 
     @property
     def peak_bytes(self) -> tuple[float, ...]:
-        """Of each stage."""
+        """Peak bytes of each stage."""
         return self.costs.peak_bytes
 
     def _curve(self, stage: int) -> tuple[tuple[float, float], ...]:
@@ -335,8 +335,8 @@ def simulate_step(costs: StepCosts) -> StepTimeline:
 
 
 def _waited_seconds(costs: StepCosts, seconds: Sequence[float], ends: Sequence[float]) -> dict[int, float]:
-    """Of first forwards whose gathers, started ahead, have not ended as their input comes: no longer than if they had
-    not been. `ends` as if they had."""
+    """Waits of first forwards for gathers started ahead that have not ended when their input comes: no longer than if
+    they had not been started. `ends`: of slots, as if gathers had ended."""
     stages = len(costs.stages)
     waited: dict[int, float] = {}
     if not any(part.gather_seconds for part in costs.parts[1:]):
@@ -352,7 +352,7 @@ def _waited_seconds(costs: StepCosts, seconds: Sequence[float], ends: Sequence[f
 
 @lru_cache(maxsize=128)
 def _first_forwards(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
-    """Of each part, the place in the sequence of its first micro-batch's forward."""
+    """Place in the sequence of the first micro-batch's forward, for each part."""
     sequence = sequence_of(schedule, stages, micro_batches, chunks)
     first = {
         slot.chunk * stages + stage: place
@@ -364,7 +364,7 @@ def _first_forwards(schedule: str, stages: int, micro_batches: int, chunks: int)
 
 @lru_cache(maxsize=128)
 def _slot_kinds(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[int, ...]:
-    """Of each slot of a sequence, a number for (stage, chunk, kind, which micro-batch of those that differ)."""
+    """Number of each slot's kind in a sequence: (stage, chunk, kind, which micro-batch of those that differ)."""
     sequence = sequence_of(schedule, stages, micro_batches, chunks)
     return tuple(
         ((stage * chunks + slot.chunk) * 2 + KINDS.index(slot.kind)) * _APART + min(slot.micro_batch, _APART - 1)
@@ -376,7 +376,7 @@ def _slot_kinds(schedule: str, stages: int, micro_batches: int, chunks: int) -> 
 def _slot_arrays(
     schedule: str, stage: int, stages: int, micro_batches: int, chunks: int
 ) -> tuple[Integers, NDArray[np.bool_], Integers]:
-    """Of a stage's slots in order: the chunk, whether it is a forward, the micro-batch."""
+    """Arrays over a stage's slots in order: the chunk, is it a forward, the micro-batch."""
     slots = order_of(schedule, stage, stages, micro_batches, chunks)
     return (
         np.array([slot.chunk for slot in slots], dtype=np.int64),

@@ -40,7 +40,7 @@ class StreamTask(NamedTuple):
 
 @dataclass
 class Schedule:
-    """`dispatch_seconds`: the host's, per task. `slowdown`: of computation beside communication (0.15: 15 % slower)."""
+    """Schedule. `dispatch_seconds`: the host's, per task. `slowdown`: of overlapped computation (0.15: 15 % slower)."""
 
     dispatch_seconds: float = 0.0
     slowdown: float = 0.0
@@ -53,7 +53,7 @@ class Schedule:
 
     @property
     def now(self) -> float:
-        """When what has run in order has ended."""
+        """Time at which what has run in order has ended."""
         return max((self.events[index].end_seconds for index in self.waits), default=0.0)
 
     def wait_for(self, events: Iterable[int]) -> None:
@@ -61,7 +61,7 @@ class Schedule:
         self.waits = tuple(sorted({*self.waits, *events}))
 
     def run_in_order(self, tasks: Iterable[StreamTask], after: tuple[int, ...] = ()) -> None:
-        """Each task waits for the one before; the first also for the events `after`."""
+        """Run tasks, each after the one before; the first also after the events `after`."""
         before = self.waits  # of the last task that stands beside no other what it waited for, and those beside it
         for task in tasks:
             waits = self.waits
@@ -97,7 +97,7 @@ class Schedule:
         return (len(self.events) - 1,)
 
     def _stretched(self, start: float, seconds: float) -> float:
-        """What `seconds` of computation from `start` on take, slower while something is communicated."""
+        """Duration of `seconds` of computation from `start` on: longer while something is communicated."""
         now, left, extra = start, seconds, 0.0
         for begin, end in sorted(talk for talk in self.talks if talk[1] > start):
             now, left = max(now, begin), left - max(0.0, begin - now)

@@ -1,4 +1,4 @@
-"""What a simulation gives: events on streams, and a memory curve. All times are seconds from the start of the step."""
+"""Result of a simulation: events on streams, and a memory curve. All times are seconds from the start of the step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """All that it occupies: a collective over joined axes is shown on the first, and keeps every one busy."""
+        """Streams that it occupies: a collective over joined axes is shown on the first, and keeps every one busy."""
         return self.lanes or tuple(map(axis_stream, self.axes)) or (self.stream,)
 
 
@@ -58,7 +58,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Timing:
-    """When things run, without what they hold; as in `Timeline`."""
+    """Times at which things run, without what they hold; as in `Timeline`."""
 
     events: tuple[Event, ...]
     starts: tuple[float, ...]
@@ -94,5 +94,5 @@ class Timeline:
 
     @property
     def communication_seconds(self) -> float:
-        """Of all collectives, each once, and of the link to the host."""
+        """Seconds of all collectives, each counted once, and of the link to the host."""
         return sum(e.duration_seconds for e in self.events if e.stream not in (COMPUTE, HOST_MEMORY))

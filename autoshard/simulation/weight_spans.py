@@ -1,4 +1,4 @@
-"""What weights that go together hold, beside the weights themselves: flat tensors on their way, at which steps."""
+"""Memory of weights in buckets, in addition to the weights themselves: flat tensors in flight, at which steps."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def flat_weights(program: Program, repeats: dict[int, tuple[int, ...]]) -> Itera
 
 
 def flat_gradients(program: Program, accumulates: bool) -> Iterator[Flat]:
-    """From the first whole gradient of a bucket to where the next block's reduce-scatter starts, or to the end; all the
-    time where ZeRO 1 adds them up."""
+    """Flat gradients of buckets, from the first whole gradient to where the next block's reduce-scatter starts, or to
+    the end; all the time where ZeRO 1 adds them up."""
     adds = accumulates and program.step.zero == 1
     for bucket, until in scattered_until(program.weight_buckets):
         size = 0.0
@@ -54,7 +54,7 @@ def _whole(program: Program, bucket: WeightBucket, positions: Sequence[int]) -> 
 
 
 def _sent(program: Program, bucket: WeightBucket, positions: Sequence[int]) -> Held:
-    """What this device has of them."""
+    """Shards of the bucket's weights on this device."""
     steps = _steps(program, positions)
     size = sum(local_bytes(program.value(step.operand), program.mesh) for step in steps)
     return Held(f"shards of block {bucket.block}", "working", size)

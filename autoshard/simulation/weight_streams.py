@@ -1,4 +1,4 @@
-"""Weights that go together, on the streams of a simulated step: gathered a block ahead, scattered beside backward.
+"""Weights that go together, on the streams of a simulated step: gathered a block ahead, scattered during backward.
 
 As the runtime: what a bucket gathers is waited for at its first use, and the rest of its block and the next block start
 then; the reduce-scatters of one block are on their way at most, and waited for as those of the next one start. What is
@@ -17,7 +17,7 @@ from autoshard.simulation.timeline import COMPUTE, Phase
 
 
 class WeightStreams:
-    """Which buckets are on their way, in the order of the program."""
+    """Buckets in flight, in the order of the program."""
 
     def __init__(self, program: Program, schedule: Schedule, pricer: TaskPricer, among: bool = False) -> None:
         self.program, self.schedule, self.pricer, self.among = program, schedule, pricer, among
@@ -39,13 +39,13 @@ class WeightStreams:
         return True
 
     def gather_again(self, index: int) -> None:
-        """What the backward of an instruction needs of those weights; for what stays whole, nothing."""
+        """Gather the bucketed weights that the backward of an instruction needs; nothing for those that stay whole."""
         for step in self.pricer.again.get(index, ()):
             if step in self.bucket_of and not self.bucket_of[step].kept:
                 self._take(step, "backward")
 
     def scatter(self, index: int) -> bool:
-        """The backward of such a collective; False for any other instruction."""
+        """Run the backward of a bucketed collective; False for any other instruction."""
         if index not in self.bucket_of:
             return False
         bucket = self.bucket_of[index]

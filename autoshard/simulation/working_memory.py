@@ -1,4 +1,4 @@
-"""What operators, variants of the runtime and redistributions hold while they run, beside values and gradients."""
+"""Memory that operators, variants of the runtime and redistributions hold as they run, next to values and gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _largest(sizes: tuple[LocalSize, ...], mesh: Mesh) -> tuple[int, ...]:
 
 
 def local_bytes(value: LocalValue, mesh: Mesh) -> float:
-    """Of the value on the device that holds most."""
+    """Bytes of the value on the device that holds most."""
     return float(math.prod(_largest(value.local_shape, mesh)) * DTYPE_BYTES[value.dtype])
 
 
@@ -68,8 +68,8 @@ def _local(program: Program, instruction: Compute) -> tuple[LocalTensors, Layout
 
 
 def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple[int, ...], float]:
-    """The operands that are not kept though the operator of the model keeps them, and the bytes that are kept beside
-    values: masks, statistics, copies. A look-up on the host keeps what it was sent there."""
+    """Operands that are not kept though the model's operator keeps them, and the bytes kept in addition to values:
+    masks, statistics, copies. A look-up on the host keeps what it was sent there."""
     if instruction.host:
         return tuple(range(len(instruction.operands))), 0.0
     operands, layouts, results = _local(program, instruction)
@@ -93,7 +93,7 @@ def _moving(program: Program, step: Collective) -> Temporary:
 
 
 def _facts(value: LocalValue) -> tuple[Hashable, ...]:
-    """All that `buffers` asks of a value; the local sizes by address, which the program keeps."""
+    """Key of all that `buffers` reads of a value; the local sizes by address, which the program keeps."""
     return value.shape, value.layout, value.dtype, id(value.local_shape)
 
 
@@ -102,7 +102,7 @@ def _known_moves(program: Program) -> dict[Hashable, Temporary]:
 
 
 def _moved(program: Program, step: Collective, operand: LocalValue, result: LocalValue) -> Temporary:
-    """Of a weight that was cast, the gradient is there in the high precision, too."""
+    """Temporary bytes of a collective; for a weight that was cast, with its gradient in the high precision."""
     scratch = buffers(program.mesh, step, operand, result)
     if not step.gradient_dtype:
         return scratch
@@ -111,8 +111,8 @@ def _moved(program: Program, step: Collective, operand: LocalValue, result: Loca
 
 
 def _reducing(program: Program, linear: Compute, collective: int) -> float:
-    """Of an early reduction, beside the gradients that its linear makes: what it sends, and what it receives. What is
-    sent is a copy of the input's gradient, let go before the weight's is made: the larger of the two counts."""
+    """Bytes that an early reduction adds to the gradients that its linear makes: what it sends, and what it receives.
+    It sends a copy of the input's gradient, freed before the weight's is made: the larger of the two counts."""
     step, weight = program.instructions[collective], linear.operands[1]
     assert isinstance(step, Collective) and weight is not None
     copied = _moving(program, step).backward
@@ -122,7 +122,7 @@ def _reducing(program: Program, linear: Compute, collective: int) -> float:
 
 
 def _gathering(program: Program, instruction: Compute, steps: Sequence[int]) -> float:
-    """Of weights that its backward gathers again, before it makes the gradients of its operands."""
+    """Bytes of weights that an instruction's backward gathers again before it makes its operands' gradients."""
     moving = [step for step in (program.instructions[index] for index in steps) if isinstance(step, Collective)]
     most = max((_moving(program, step).forward for step in moving), default=0.0)
     values = [program.largest[name] for name in instruction.operands if name is not None]

@@ -62,10 +62,10 @@ def check_names(solver: str, engine: str | None = None) -> None:
 
 
 def solve(problem: Problem, solver: str = "auto", options: Options | None = None) -> Solution:
-    """Pins (`options.pinned`) hold in every solver.
+    """Solve the problem; pins (`options.pinned`) hold in every solver.
 
-    Raises UsageError that lists the known solvers or says what is wrong with the problem, InfeasibleError where no plan
-    exists or fits.
+    Raises UsageError that lists the known solvers or names what is wrong with the problem, InfeasibleError where no
+    plan exists or fits.
     """
     options = options or Options()
     check_names(solver)
@@ -94,7 +94,7 @@ def solve(problem: Problem, solver: str = "auto", options: Options | None = None
 
 
 def audited(problem: Problem, choice: tuple[int, ...], solution: Solution, cut: bool) -> Solution:
-    """What a solver said of `choice`, checked against the problem's own arrays. Raises FalseProof where it is false."""
+    """Solution of `choice`, checked against the problem's own arrays. Raises FalseProof if the solver's is false."""
     answer = Solution(problem, choice, solution.lower_bound, solution.solver, solution.seconds, cut)
     if abs(answer.objective - solution.objective) > ROUNDING * answer.objective:
         raise FalseProof(f"{solution.solver}: a plan of {answer.objective!r}, reported as {solution.objective!r}")

@@ -1,8 +1,8 @@
 """Exact min-plus elimination of the strategy graph, and all that stands around it: anytime, for every problem.
 
-Each step finds the best plan and bound so far and leaves better ones. The clock is looked at in all of them: whenever
-it ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end
-in its part of the time makes room for the next.
+Each step finds the best plan and bound so far and leaves better ones. The clock is checked in all of them: whenever it
+ends, the best plan goes out with what is proved. A step that shows, by its pace or by its tables, that it won't end in
+its part of the time makes room for the next.
 
 1. Under a clock a plan at once (`warm_start.py`); where nodes have hundreds of choices, the best over the few that
    messages rank first (`hub_relaxation.sketched`).
@@ -100,10 +100,9 @@ def _something(state: Incumbent) -> None:
 
 
 def auto(problem: Problem, options: Options) -> Solution:
-    """Exact where that is cheap, or but for what is read all over (hubs_apart.py); else shares of readers first
+    """Solve exactly where that is cheap, or but for what is read all over (hubs_apart.py); else shares of readers first
     (reader_shares.py): plan and bound in tables as small as those of a chain; where even these are too large, messages
-    and few choices (wide_choices.py). What gap is left is closed by what `solve` does, where it is worth it or the
-    problem small."""
+    and few choices (wide_choices.py). `solve` closes a gap that is left, where it is worth it or the problem small."""
     started, clock, state = time.perf_counter(), options.clock, Incumbent(problem)
     with watched(clock):
         attempt(_auto, state, options)
@@ -153,8 +152,8 @@ def _auto(state: Incumbent, options: Options) -> None:
 
 
 def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loose: float) -> bool:
-    """Where a plan near the one that is best without the memory limit overflows, and equal layers tell it soon: leaves
-    what is found among few choices, and whether no price of bytes gives more."""
+    """Search few choices if a plan near the one that is best without the memory limit overflows, as equal layers show
+    quickly. Leaves what it finds; True if no price of bytes gives more."""
     if math.isinf(state.problem.capacity_bytes):
         return False
     near = solve_top_k(shares.apart(state.problem), SOON_ENTRIES)
@@ -165,7 +164,7 @@ def _limited_soon(state: Incumbent, shares: ReaderShares, options: Options, loos
 
 
 def _hubs_apart(state: Incumbent, shares: ReaderShares, options: Options) -> bool:
-    """Where that is worth more than shares: few choices of each node, and the best plan without a limit fits."""
+    """Solve with hubs apart if worth more than shares: few choices a node, and the best plan without a limit fits."""
     free = math.isinf(state.problem.capacity_bytes) or state.choice is not None
     if options.rough or not free or worthwhile(state.problem):
         return False
@@ -173,7 +172,7 @@ def _hubs_apart(state: Incumbent, shares: ReaderShares, options: Options) -> boo
 
 
 def _exact_soon(state: Incumbent, options: Options) -> bool:
-    """Leaves the optimum where exact tables are small, and says so; under a limit it may overflow. Where values that
+    """Leaves the optimum and returns True if exact tables are small; under a limit it may overflow. Where values that
     are read all over keep layers from being solved once, only for nodes of few choices."""
     problem, number = state.problem, structure(state.problem)
     hubs = any(len(value.consumers) > MANY for value in problem.values)
@@ -194,7 +193,7 @@ def _exact_soon(state: Incumbent, options: Options) -> bool:
 
 
 def _narrow(problem: Problem, options: Options) -> bool:
-    """Whether small exact tables are worth a try beside hubs: in larger ones these take seconds to write down."""
+    """True if small exact tables are worth a try in spite of hubs: in larger ones hubs take seconds to write down."""
     most = max(len(node.seconds) for node in problem.nodes)
     return most <= SOME and math.isinf(problem.capacity_bytes) and not options.rough
 
@@ -231,7 +230,7 @@ def _exact(state: Incumbent, budget: int, clock: Clock, work: float, unfit: set[
 
 
 def _bounded(state: Incumbent, contents: Contents, budget: int, clock: Clock) -> Minimum:
-    """Where no exact tables fit: by messages, and where these leave a gap by mini-buckets too."""
+    """Plan and bound if no exact tables fit: by messages, and if these leave a gap by mini-buckets too."""
     problem = state.problem
     near = hub_relaxation.bounded(state, clock)
     if near is not None and (clock.over or objective(problem, near.choice) - near.bound <= LOOSE * abs(near.bound)):

@@ -1,10 +1,10 @@
-"""That no plan is allowed, or none fits: said only where an argument of another kind than the solver's shows it.
+"""Checks that no plan is allowed, or none fits: an argument of another kind than the solver's has to show it.
 
-What a solver claims is checked here, and nowhere else, by the first of these that does, the cheap ones first:
+A solver's claim is checked here, and nowhere else, by the first of these that confirms it, the cheap ones first:
 
 - at some time the smallest sizes of all that is alive are above the capacity;
 - arc consistency leaves a node without a choice;
-- every combination was looked at, where these are few;
+- every combination was tried, where these are few;
 - of the integer programs' claims: elimination's bound on every peak is above the capacity, or it finds none allowed;
 - of all others: with prices p >= 0 of bytes that add up to 1, a linear program's bound on what every plan pays,
 
@@ -40,7 +40,7 @@ _COLUMNS = 100_000  # choices and pairs of layouts of a linear program
 
 
 def checked(problem: Problem, claim: InfeasibleError, solver: str, clock: Clock) -> InfeasibleError:
-    """`claim` of a solver about `problem` where an argument shows it, else one that says that it is not proven."""
+    """`claim` of a solver about `problem` if an argument shows it, else one that states that it is not proven."""
     if not claim.proven or solver == "exhaustive":  # which is such an argument
         return claim
     part_clock = PartialClock(min(_SECONDS, clock.left), whole=clock)
@@ -58,7 +58,7 @@ Argument = Callable[[Problem, InfeasibleError, Clock], bool]
 
 
 def _shows(argument: Argument, problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
-    """Whether the argument confirms the claim; solvers report by an error that they found no plan."""
+    """True if the argument confirms the claim; solvers report by an error that they found no plan."""
     try:
         return argument(problem, claim, clock)
     except InfeasibleError as error:
@@ -85,7 +85,7 @@ def _by_tables(problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
 
 
 def _by_program(problem: Problem, claim: InfeasibleError, clock: Clock) -> bool:
-    """By the prices of the claim, where it has some; else at the time that the smallest sizes fill most."""
+    """Check by the prices of the claim, if it has some; else at the time that the smallest sizes fill most."""
     from autoshard.solvers.linear_program.highs_engine import Highs
     from autoshard.solvers.linear_program.rows import linear
 
@@ -122,8 +122,8 @@ def priced(problem: Problem, prices: Floats) -> Problem:
 
 
 def _parts(value: Value, sum_: Additive) -> Iterator[Value]:
-    """What is kept in a layout costs what the costliest of its keepers does: each step between their charges is a value
-    of those that reach it. The span of several is at least that of each."""
+    """Values that a value splits into. A kept layout costs what its costliest keeper does: each step between their
+    charges is a value of the keepers that reach it. The span of several is at least that of each."""
     charges = [charge(sum_, interval) for interval in value.intervals]
     forbidden = np.isinf(value.seconds)
     if forbidden.any():

@@ -1,4 +1,4 @@
-"""How many devices may share a sequence (context parallelism) where nothing is said of it: each keeps enough tokens."""
+"""Number of devices that may share a sequence (context parallelism) by default: each keeps enough tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ LEAST_TOKENS = 4096  # of a sequence, on each of the devices that share it
 
 
 def shared_sequences(devices: int, tokens: int) -> list[int]:
-    """How many of the devices may share a sequence of so many tokens: 1, and powers of two that leave each enough."""
+    """Numbers of devices that may share a sequence of `tokens`: 1, and powers of two that leave each enough."""
     counts = (2**n for n in range(devices.bit_length()))
     return [n for n in counts if n == 1 or (devices % n == 0 and tokens // n >= LEAST_TOKENS)]

@@ -1,7 +1,7 @@
-"""What software makes of a device in whole steps: other attention kernels, a fused loss, products under load.
+"""Effects of software on a device in whole steps: other attention kernels, a fused loss, products under load.
 
-The constants of a cost model are those of kernels that run alone. `costmodels/whole_steps/software.toml` says, with its
-sources, how whole training steps of known software differ from them.
+The constants of a cost model are those of kernels that run alone. `costmodels/whole_steps/software.toml` lists, with
+its sources, how whole training steps of known software differ from them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def tables() -> dict[str, Any]:
 
 
 def names() -> tuple[str, ...]:
-    """Of known software."""
+    """Names of known software."""
     return tuple(dict.fromkeys((KERNELS, PACKAGES, *tables().get("software", {}), *tables()["memory"])))
 
 
 def generation(hardware: Hardware) -> str:
-    """Of the devices, by their peak: `ampere`; "" where it is none of the table."""
+    """Generation of the devices, by their peak: `ampere`; "" if it is none of the table."""
     peaks = dict(hardware.peaks)
     peak = peaks.get("bfloat16") or peaks.get("float16") or 0.0
     known = tables()["generations"].items()
@@ -65,17 +65,16 @@ def with_software(hardware: Hardware, software: str, attention: str = "", fused_
 
 
 def compiled_share(reduces: bool) -> float:
-    """Of the memory's bandwidth, what kernels of `torch.compile` reach: those that sum along something, and others."""
+    """Share of the memory's bandwidth that `torch.compile` kernels reach: those that sum along a dim, and others."""
     return float(tables()["compiled"]["reduction" if reduces else "pointwise"]["value"])
 
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """What software holds of its own: copies of a layer's weights (`weight_gradient_buffers`), bytes of a gradient
+    """Memory that software itself holds: copies of a layer's weights (`weight_gradient_buffers`), bytes of a gradient
     (None: as the precision has it), tensors of a stage's input for each micro-batch in flight, copies of float32 logits
-    in a loss over a cut vocabulary, whether inputs gathered along the sequence are kept whole, bytes of ZeRO's buckets,
-    and bytes in use beside all that is described.
-    """
+    in a loss over a sharded vocabulary, whether inputs gathered along the sequence are kept whole, bytes of ZeRO's
+    buckets, and bytes in use in addition to all that is described."""
 
     weight_gradient_buffers: float = 0.0
     gradient: float | None = None
@@ -88,7 +87,7 @@ class HeldBytes:
 
 @lru_cache(maxsize=64)
 def held_bytes(software: str, precision: str) -> HeldBytes:
-    """Of a step in `precision`."""
+    """Memory that the software itself holds in a step in `precision`."""
     figures = tables()["memory"].get(_known(software), {})
     values = {key: figure["value"] for key, figure in figures.items() if key != "summary"}
     bucket, outside = (units.parse_bytes(values[key]) if key in values else 0.0 for key in ("bucket", "outside"))
@@ -104,7 +103,7 @@ def held_bytes(software: str, precision: str) -> HeldBytes:
 
 
 def priced_as(software: str) -> str:
-    """Whose rates and host a step has: its own, or those of kernels where nothing is said of them."""
+    """Software whose rates and host a step has: its own, or that of kernels if nothing is known of them."""
     return software if _known(software) in tables().get("software", {}) else KERNELS
 
 
@@ -120,7 +119,7 @@ def sustained(hardware: Hardware, software: str) -> float:
 
 
 def host_figures(hardware: Hardware, software: str) -> dict[str, float]:
-    """What is known of its host: `dispatch`, seconds an operator, and `stall`, seconds a layer."""
+    """Figures of the software's host: `dispatch`, seconds an operator, and `stall`, seconds a layer."""
     return {key: value for key, value in _of_software(hardware, software).items() if key in ("dispatch", "stall")}
 
 

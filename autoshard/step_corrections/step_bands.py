@@ -1,11 +1,11 @@
-"""How sure a whole step is: as published steps of its kind came out, which nothing had been fitted to.
+"""Error bands of whole steps, from published steps of each kind, which nothing had been fitted to.
 
 `costmodels/whole_steps/bands.toml` has a half-width for each kind of step: the error that most measured steps of the
 kind stayed within (written by benchmarks/step_bands.py, which judges it on steps of other models: docs/validation.md).
-A kind has a band where steps of two releases or frameworks were measured: the errors of one say little of the next. One
-that has fewer has that of its neighbours, kinds of its style with the same software on other devices or on the same
-generation with other software (`nearest`). A step of a kind without neighbours says that none was measured, and its
-band is wide: the errors of the constants say nothing of what a framework, a host or a network adds.
+A kind has a band where steps of two releases or frameworks were measured: the errors of one show little of the next.
+One that has fewer has that of its neighbours, kinds of its style with the same software on other devices or on the same
+generation with other software (`nearest`). A step of a kind without neighbours reports that none was measured, and its
+band is wide: the errors of the constants do not show what a framework, a host or a network adds.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class StepKind:
 
 
 def step_kind(hardware: Hardware, style: str, software: str, devices: int, calibrated: bool = False) -> StepKind:
-    """Of a step on `devices` devices; `calibrated` or a profile whose host was measured."""
+    """Kind of a step on `devices` devices; `calibrated`: also if the profile's host was measured."""
     measured = any(f.key == "constants.host.dispatch" and f.kind == "measured" for f in hardware.figures)
     nodes = ONE if devices <= hardware.devices_per_node else MANY
     return StepKind(generation(hardware), style, software, nodes, calibrated or measured)
 
 
 def whole_step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str, kind: StepKind) -> Band:
-    """Of a step that spends `seconds` in each family of operators, see `bands.step_band`."""
+    """Band of a step that spends `seconds` in each family of operators, see `bands.step_band`."""
     constants = step_band(hardware, seconds, dtype)
     known = None if dtype in NOT_IN_BANDS else known_band(kind)
     if known is None:
@@ -57,13 +57,13 @@ def whole_step_band(hardware: Hardware, seconds: Mapping[str, float], dtype: str
 
 
 def known_band(kind: StepKind) -> KnownBand | None:
-    """Of the kind, or of its neighbours."""
+    """Band of the kind, or of its neighbours."""
     return nearest(bands(), kind)
 
 
 def nearest(known: Mapping[StepKind, Known], kind: StepKind) -> Known | None:
-    """Of the kind, with any number of nodes, with the same software on other devices, or on the same with other
-    software. A device of no known generation has no neighbours."""
+    """First entry that exists: of the kind, with any number of nodes, with the same software on other devices, on the
+    same devices with other software. A device of no known generation has no neighbours."""
     either = replace(kind, nodes=ANY)
     beside = (replace(either, generation=ANY), replace(either, software=ANY)) if kind.generation else ()
     names = (kind, either, *beside)
@@ -72,7 +72,7 @@ def nearest(known: Mapping[StepKind, Known], kind: StepKind) -> Known | None:
 
 @dataclass(frozen=True)
 class KnownBand:
-    """`error`: half-width; `neighbours`: whether of kinds beside it."""
+    """`error`: half-width; `neighbours`: is it of neighbouring kinds?"""
 
     error: float
     steps: int
@@ -82,7 +82,7 @@ class KnownBand:
 
 @cache
 def bands() -> dict[StepKind, KnownBand]:
-    """By kind; one of any generation, or of any software, is of neighbours."""
+    """Known bands by kind; one of any generation, or of any software, is of neighbours."""
     path = data_folder("costmodels") / "whole_steps" / "bands.toml"
     read = tomllib.loads(path.read_text(encoding="utf-8"))
     return {

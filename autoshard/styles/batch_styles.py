@@ -23,12 +23,12 @@ def data_parallel(formulation: Formulation) -> Keep | str:
 
 
 def fully_sharded(formulation: Formulation) -> Keep | str:
-    """Cut over as many axes as can cut it, one dim rather than several: that is gathered at once."""
+    """Choices sharded over as many axes as can shard it, one dim rather than several: that is gathered at once."""
     return batch_split(formulation, lambda layout: 10 * len(cut_axes(layout)) - len(_cut_dims(layout)))
 
 
 def hybrid_sharded(formulation: Formulation) -> Keep | str:
-    """Cut over the last axis, copied over the others."""
+    """Choices sharded over the last axis, replicated over the others."""
     axes = used_axes(formulation)
     if len(axes) < 2:
         return f"it needs two mesh axes, one to copy weights over and one to cut them over: {formulation.mesh} has one"
@@ -38,7 +38,7 @@ def hybrid_sharded(formulation: Formulation) -> Keep | str:
 
 
 def batch_split(formulation: Formulation, stored_best: Rank, *, sharded: bool = True) -> Keep | str:
-    """The batch is cut over all axes, weights are stored as `stored_best` ranks highest."""
+    """Choices with the batch sharded over all axes, and weights stored as `stored_best` ranks highest."""
     keep = with_batch(formulation, used_axes(formulation), sharded=sharded)
     if isinstance(keep, str):
         return keep
@@ -52,8 +52,8 @@ def batch_split(formulation: Formulation, stored_best: Rank, *, sharded: bool = 
 
 
 def _cast_as_stored(formulation: Formulation, keep: dict[int, list[int]]) -> None:
-    """Weights are cast where they are stored, so that all of a block are gathered in the precision of their use: those
-    that nothing reads as they are, unlike a tied embedding. Over axes that copy them their gradients pass the cast as
+    """Cast weights where they are stored, so that all of a block are gathered in the precision of their use: those that
+    nothing reads uncast, unlike a tied embedding. Over axes that replicate them their gradients pass the cast as
     partial sums, and are summed with others', once a bucket."""
     graph, sites = formulation.graph, formulation.sites
     stored = {
@@ -79,16 +79,16 @@ def _partial_gradients(layout: Layout) -> int:
 
 
 def _stored(layout: Layout) -> Part:
-    """As a weight may lie; whose gradients are partial does not count."""
+    """Layout of a stored weight; whose gradients are partial does not count."""
     return tuple(placement if isinstance(placement, Shard) else REPLICATE for placement in layout.placements)
 
 
 def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) -> dict[int, list[int]] | str:
-    """The axes `axes` cut the batch in every input and every operator that it reaches, and nothing else: what an
-    operator reads lies on them as it was made. An operator that can't keep to that is left free.
+    """Choices in which `axes` shard the batch in every input and every operator that it reaches, and nothing else: what
+    an operator reads lies on them as it was made. An operator that can't keep to that is left free.
 
-    `sharded`: weights may be cast as they are stored, so that shards are gathered in the precision they are used in.
-    A sentence where no input can be cut so. An input is of the batch if its dim 0 is as long as that of most inputs.
+    `sharded`: weights may be cast as they are stored, so that shards are gathered in the precision they are used in. A
+    sentence if no input can be sharded so. An input is of the batch if its dim 0 is as long as that of most inputs.
     """
     graph = formulation.graph
     keep: dict[int, list[int]] = {}
@@ -147,7 +147,7 @@ def _reads(layouts: Sequence[Layout | None], read: Sequence[Parts | None], axes:
 
 
 def _part(layout: Layout, axes: Sequence[int]) -> Part:
-    """How it lies on some of the axes; whose gradients are partial does not count."""
+    """Layout on some of the axes; whose gradients are partial does not count."""
     return tuple(
         REPLICATE if placement == REPLICATE_PARTIAL else placement
         for placement in (layout.placements[axis] for axis in axes)
@@ -159,7 +159,7 @@ def _whole(axes: Sequence[int]) -> Part:
 
 
 def note(keep: dict[int, list[int]], node: int, fitting: list[int], site: Site) -> None:
-    """Where some but not all choices fit, these."""
+    """Record in `keep` the choices that fit, if only some of them do."""
     if fitting and len(fitting) < len(site.strategies or site.layouts):
         keep[node] = fitting
 

@@ -55,8 +55,8 @@ STYLES: dict[str, Style] = {
 
 
 def in_style(formulation: Formulation, name: str, free: Collection[int] = ()) -> Formulation:
-    """Only the choices of the style, of all nodes but `free` ones. Raises InfeasibleError with the style's sentence
-    where there are none."""
+    """Formulation with only the choices of the style, of all nodes but `free` ones. Raises InfeasibleError with the
+    style's sentence where there are none."""
     keep = STYLES[name].keep(formulation)
     if isinstance(keep, str):
         raise InfeasibleError(f"--strategy {name}: {keep}", "--strategy best, or another mesh", proven=True)

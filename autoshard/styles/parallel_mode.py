@@ -30,7 +30,7 @@ def of_mode(mode: str, strategy: str, mesh: Mesh | None, devices: int | None, pi
 
     `stand-alone`: one device. `data-parallel`: every axis splits the batch. `semi-auto`: so does every operator that no
     pin or strategy in the model's code decides. `auto`: all that is not pinned is searched. UsageError where the
-    request says something else.
+    request contradicts the mode.
     """
     if mode == "auto":
         return strategy, mesh

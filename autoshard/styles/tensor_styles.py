@@ -22,24 +22,24 @@ Fits = Callable[[Strategy, int], bool]  # of a strategy and the rank of its firs
 
 
 def megatron(formulation: Formulation) -> Keep | str:
-    """Norms and residual sums repeated over the tensor axis; weights stored as they are used."""
+    """Choices with norms and residual sums repeated over the tensor axis; weights stored as they are used."""
     return _tensor_split(formulation, _repeated, sharded=False)
 
 
 def megatron_sp(formulation: Formulation) -> Keep | str:
-    """Norms and residual sums split along the sequence over the tensor axis; weights stored as they are used."""
+    """Choices with norms and residual sums split along the sequence over the tensor axis; weights stored as used."""
     return _tensor_split(formulation, _along_sequence, sharded=False)
 
 
 def fsdp_tp(formulation: Formulation) -> Keep | str:
-    """Either of both, whichever is quicker; what the tensor axis leaves of a weight is cut over the other axes."""
+    """Faster one of both; what the tensor axis leaves of a weight is sharded over the other axes."""
     if len(used_axes(formulation)) < 2 and formulation.mesh.sizes[-1] > 1:
         return f"it needs a mesh axis before the tensor axis to cut weights over: {formulation.mesh} has none"
     return _tensor_split(formulation, None, sharded=True)
 
 
 def splits_tensors(op: Op, strategy: Strategy) -> bool:
-    """Whether an op with a weight, or attention, is split as tensor parallelism splits it; any other op may be."""
+    """True if an op with a weight, or attention, is split as tensor parallelism splits it, and for any other op."""
     style = record(op.target).tensor_parallel
     if style is None:
         return True
@@ -54,13 +54,13 @@ def _repeated(strategy: Strategy, rank: int) -> bool:
 
 
 def _along_sequence(strategy: Strategy, rank: int) -> bool:
-    """The tensor axis cuts the first result between its batch and its features."""
+    """True if the tensor axis shards the first result between its batch and its features."""
     placement = strategy.results[0].placements[-1]
     return isinstance(placement, Shard) and 0 < placement.dim < rank - 1
 
 
 def _tensor_split(formulation: Formulation, between: Fits | None, *, sharded: bool) -> Keep | str:
-    """`between` fits the norms and residual sums. `sharded`: weights are cut over the data axes, too."""
+    """Choices in which `between` fits the norms and residual sums. `sharded`: weights also over the data axes."""
     graph, mesh = formulation.graph, formulation.mesh
     if mesh.sizes[-1] == 1:  # it splits nothing
         return fully_sharded(formulation) if sharded else data_parallel(formulation)
@@ -107,7 +107,7 @@ def _stands_between(op: Op, graph: Graph, shapes: set[tuple[int, ...]]) -> bool:
 
 
 def _store_as_used(formulation: Formulation, keep: dict[int, list[int]], data: list[int], sharded: bool) -> None:
-    """Parameters lie on the tensor axis as a use that is kept has them there, on the data axes whole or cut."""
+    """Store parameters on the tensor axis as a kept use has them there, on the data axes whole or sharded."""
     used: dict[str, set[Placement]] = {}
     for n, site in enumerate(formulation.sites):
         if site.kind == "op":

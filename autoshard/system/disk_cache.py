@@ -1,9 +1,9 @@
-"""What was worked out before, on disk: bytes under a name that holds all that they depend on.
+"""Cache of results on disk: bytes under a name that holds all that they depend on.
 
-A cache never fails and never tells anything wrong: what is not whole, not readable or not its own counts as not there,
+A cache never fails and never returns anything wrong: what is not whole, not readable or not its own counts as absent,
 and what can't be written is not kept. Files are written under a temporary name and renamed, each with a checksum of its
-name and content; those used longest ago go once all together are too large. Nothing read is ever run: the content is
-JSON and arrays of numbers.
+name and content; those used longest ago are deleted once all together are too large. Nothing read is ever run: the
+content is JSON and arrays of numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DiskCache:
         self.used: list[str] = []
 
     def read(self, kind: str, key: str) -> bytes | None:
-        """What was written last under this name, if it is there as it was written."""
+        """Bytes written last under this name; None if they are absent or not as written."""
         path = self._path(kind, key)
         try:
             if path.stat().st_size > self.most_bytes:
@@ -54,7 +54,7 @@ class DiskCache:
         return body
 
     def write(self, kind: str, key: str, body: bytes) -> None:
-        """All of it or nothing, whoever else writes or reads."""
+        """Write all of it or nothing, whoever else writes or reads."""
         path = self._path(kind, key)
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         try:
@@ -108,7 +108,7 @@ def named_folder(said: str | Path | bool | None) -> Path | None:
 
 
 def is_off(said: str | Path | bool | None) -> bool:
-    """By a program (False), or else by the environment."""
+    """True if a program (False), or else the environment, turns the cache off."""
     setting = os.environ.get(VARIABLE, "") if said is None or said is True else said
     return setting is False or str(setting).strip().lower() in OFF
 
@@ -130,7 +130,7 @@ def key_of(*parts: object) -> str:
 
 @cache
 def libraries() -> tuple[str, ...]:
-    """The versions of those that plans come from: the names of folders beside numpy's say them at once."""
+    """Versions of the libraries that plans come from, from the names of folders next to numpy's."""
     beside = sorted(path.stem for path in Path(numpy.__file__).resolve().parents[1].glob("*-*.dist-info"))
     known = dict(name.split("-", 1) for name in beside)
     return tuple(known.get(name) or _version(name) for name in ("numpy", "scipy", "highspy"))

@@ -39,7 +39,7 @@ def read_text(path: Path, what: str, hint: str, most_bytes: int = LARGEST_FILE) 
 
 
 def read_bytes(path: Path, most_bytes: int = LARGEST_FILE) -> bytes:
-    """A regular file of at most `most_bytes`. OSError says what it is instead: opening a pipe would wait for ever."""
+    """Read a regular file of at most `most_bytes`. OSError names what it is instead: opening a pipe never returns."""
     check_regular(path)
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
@@ -87,7 +87,7 @@ def _finite(word: str) -> float:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two equal keys JSON says nothing, and a reader would take one of them."""
+    """Dict of the pairs. ValueError if two keys are equal: JSON allows it, and a reader would take one of them."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -122,7 +122,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """The same for bytes. A device or a pipe, such as /dev/null, is written to and stays; so does a link."""
+    """Write bytes under a temporary name, then rename. A device or a pipe, such as /dev/null, stays; so does a link."""
     with write_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
@@ -135,7 +135,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def partial_of(path: Path) -> Path:
-    """The temporary name beside `path`. UsageError where `path` can't name a file."""
+    """Temporary name next to `path`. UsageError where `path` can't name a file."""
     if not path.name or path.is_dir():
         raise UsageError(f"can't write {path}: it is a folder, expected the name of a file", f"{path / 'NAME'}")
     return path.with_name(f".{path.name[:80]}.{os.getpid()}.partial")
@@ -143,7 +143,7 @@ def partial_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """What the system says against writing `path` as a UsageError."""
+    """Raise what the system reports against writing `path` as a UsageError."""
     try:
         yield
     except OSError as error:
@@ -171,7 +171,7 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pulp", "highspy", "matplotlib"
 
 
 def as_user_error(error: Exception) -> UserError | None:
-    """The same in a sentence; None where it is a bug."""
+    """UserError that says what the system refused or lacks; None if the error is a bug."""
     if isinstance(error, OSError) and error.errno in REFUSED:
         where = f"{error.filename}: " if error.filename else ""
         return UsageError(f"{where}{error.strerror}", "`df -h`, `ulimit -a` and the permissions show what is short")

@@ -1,4 +1,4 @@
-"""Processes and temporary folders that end with this process, however it ends: a small process beside it waits for the
+"""Processes and temporary folders that end with this process, however it ends: a small process next to it waits for the
 end of a pipe, ends the group of processes that it leads, and removes the folders that it was given."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def guarded_folder(prefix: str) -> Iterator[Path]:
 
 
 def end_with_parent(parent: int) -> None:
-    """In a copy of the process `parent`: it ends when that does (on Linux)."""
+    """End this copy of the process `parent` when that ends (on Linux)."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG

@@ -1,4 +1,4 @@
-"""Work in a process of its own: operators that don't check their operands can end it, a model's code leaves state."""
+"""Work in a separate process: operators that don't check their operands can end it, a model's code leaves state."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Ending(NamedTuple):
 
 
 def apart(work: Callable[[], str], most_seconds: float | None = None) -> Ending:
-    """What `work` returns, run in a copy of this process, which ends after `most_seconds`.
+    """Result of `work`, run in a copy of this process, which ends after `most_seconds`.
 
-    The copy knows all that this process knows (operators that a model registered), and costs no import. Where a
-    process can't be copied, the work is done here.
+    The copy has all that this process has (operators that a model registered), and costs no import. If a process can't
+    be copied, the work is done here.
     """
     if not hasattr(os, "fork"):
         return Ending(work())
@@ -61,7 +61,7 @@ def apart(work: Callable[[], str], most_seconds: float | None = None) -> Ending:
 
 
 def _answer(work: Callable[[], str], writing: int) -> NoReturn:
-    """In the copy: silent, on one thread (those of the original are not there), and never back into its code."""
+    """Answer in the copy: silent, on one thread (those of the original are not there), and never back into its code."""
     code = 1
     try:
         faulthandler.disable()

@@ -41,10 +41,11 @@ _SETTINGS = {_Parameter.MMAP_MAX: 0, _Parameter.TRIM_THRESHOLD: 2**31 - 1, _Para
 
 
 def freed_is_kept() -> bool:
-    """For a process that plans and ends: tables of three axes are gigabytes, made and let go again and again, and to
-    have each page zeroed anew took a tenth of such a plan. What is freed is there for the next table, never for others.
+    """Keep freed memory, for a process that plans and ends: tables of three axes are gigabytes, made and freed
+    repeatedly; zeroing each page every time took a tenth of a plan. What is freed is there for the next table, never
+    for others.
 
-    False where nothing changed: another C library, or an environment that says how memory is given out.
+    False where nothing changed: another C library, or an environment that sets how memory is allocated.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

@@ -17,7 +17,7 @@ SILENT_SECONDS = 2.0
 
 @contextmanager
 def step(label: str, quiet: bool = False) -> Iterator[None]:
-    """Says on stderr that `label` is under way, if it lasts; nothing at all where `quiet`.
+    """Report on stderr that `label` is under way, if it lasts; nothing at all where `quiet`.
 
     What a user's model prints meanwhile goes to stderr where `quiet`: stdout holds the result alone.
     """

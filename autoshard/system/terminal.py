@@ -30,19 +30,19 @@ def prepare() -> None:
 
 
 def _lenient() -> None:
-    """What an encoding lacks is written as its number, `\\xb5`, and is no error."""
+    """Write a character that an encoding lacks as its number, `\\xb5`, instead of an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def speaks_unicode() -> bool:
-    """Whether stdout can show more than ASCII."""
+    """True if stdout can show more than ASCII."""
     return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
 
 
 def flush() -> None:
-    """What was printed is out. OSError where it can't be, and the interpreter does not try once more at its end."""
+    """Flush stdout. OSError if it can't be; the interpreter then does not try once more at its end."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -54,7 +54,7 @@ def flush() -> None:
 
 @contextmanager
 def stdout_aside() -> Iterator[None]:
-    """What is printed meanwhile, by Python, by C or by a child process, goes to stderr: stdout is for the result."""
+    """Send to stderr what is printed meanwhile, by Python, by C or by a child process: stdout is for the result."""
     if not _is_descriptor_1():
         with redirect_stdout(sys.stderr):
             yield

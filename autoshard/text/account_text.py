@@ -1,4 +1,4 @@
-"""Where a step goes: its parts, which add up to it, and what it waits for, one task beginning as another ends."""
+"""Text on where a step goes: its parts, which add up to it, and its critical path, one task after another."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ _STREAMS = {COMPUTE: "computing", HOST_MEMORY: "look-ups on the host", HOST_LINK
 
 
 def critical_seconds(timeline: Timeline) -> dict[str, float]:
-    """What -> seconds of the step, the longest first; together they are the step.
+    """Critical path of the step: what -> seconds, the longest first; together they are the step.
 
-    Back from the event that ends last: each began when what it waited for had ended, or its stream was free; else when
-    the host had issued it, which had issued what was before since a look-up held it up, or the step began.
+    Followed back from the event that ends last: each began when what it waited for had ended, or its stream was free;
+    else when the host had issued it, busy without a pause since a look-up held it up, or the step began.
     """
     ended: dict[float, list[int]] = {}
     for n, candidate in enumerate(timeline.events):
@@ -108,7 +108,7 @@ def waits(timeline: Timeline) -> str:
 
 
 def left_open(plan: Plan, timeline: Timeline) -> str:
-    """What a large gap of the step is made of, "" where there is none.
+    """Critical path behind a large gap of the step, as text; "" if there is none.
 
     `critical path of the step: computing 4.6 ms, the host 3.8 ms, …; the bound …`
     """

@@ -28,7 +28,7 @@ def gap_words(plan: Plan) -> str:
 
 
 def space(plan: Plan) -> str:
-    """What bound and optimum are of, where not of all plans: ` on this mesh, among plans of --strategy dp, with the
+    """Space of plans that bound and optimum are of, if not all: ` on this mesh, among plans of --strategy dp, with the
     pins`. Of several meshes that were searched the bound is of one."""
     names = sorted({style_of(op) for op in plan.ops} - {""})
     style = "".join(f" among plans of --strategy {name}" for name in names if not name.startswith("random"))
@@ -39,7 +39,7 @@ def space(plan: Plan) -> str:
 
 
 def certainty(plan: Plan) -> str:
-    """One sentence on how sure the optimum is. It says what each figure is of: at level 2 of the simulated step."""
+    """One sentence on how sure the optimum is, with what each figure is of: at level 2 of the simulated step."""
     if plan.search.steps:
         count = len(plan.search.steps)
         words = f"The best of {count} whole steps that were found" if count > 1 else "The one whole step that was found"
@@ -118,7 +118,7 @@ def chosen_words(plan: Plan, op: OpPlan) -> str:
 
 
 def plan_words(plan: Plan) -> str:
-    """Why this plan was chosen, of those that the search simulated."""
+    """Reason why this plan was chosen, of those that the search simulated."""
     search = plan.search
     if search.steps:
         others = len(search.steps) - 1
@@ -140,7 +140,7 @@ def plan_words(plan: Plan) -> str:
 
 
 def _by_sum(chosen: Candidate, fitting: list[Candidate]) -> str:
-    """Whether its sum of costs is the least of these, too."""
+    """Text on its sum of costs: the least of these, too, or how far from the least."""
     least = min(fitting, key=lambda candidate: candidate.objective_seconds)
     apart = chosen.objective_seconds - least.objective_seconds
     if apart <= 1e-9 * chosen.objective_seconds:

@@ -18,7 +18,7 @@ from autoshard.units import counted, format_bytes, format_seconds
 
 
 def move_lines(moves: Sequence[RedistributionPlan], plan: Plan, graph: Graph) -> list[str]:
-    """What is communicated, a line each: `input add_2: all-reduce over tp, 3 MiB, 22 us`; not slices, masks and pads.
+    """Lines of what is communicated: `input add_2: all-reduce over tp, 3 MiB, 22 us`; not slices, masks and pads.
 
     Parameters and buffers of one op that move alike share a line.
     """

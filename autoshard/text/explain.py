@@ -1,4 +1,4 @@
-"""Why a plan is as it is: the cost parts of every choice, what comes next, and what another choice would cost."""
+"""Explanation of a plan: the cost parts of every choice, what comes next, and what another choice would cost."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class WhyNot:
 class Explained:
     """`rows` are what was asked for; the total is over all choices of the plan, `outputs` the rest of it.
 
-    All figures are of one time: today's, of which `notes` say what has changed since the plan was made.
+    All figures are of one time: today's; `notes` list what has changed since the plan was made.
     """
 
     plan: Plan
@@ -131,7 +131,7 @@ def explain(
 
 
 def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: str) -> None:
-    """UsageError where a style is asked for, or it is not said where."""
+    """Raise UsageError if `how` is a style, or `what` is None."""
     style = plain_words(how).replace(" ", "-")
     if style in STYLES:
         other = f"{command(plan, graph)} --strategy {style} --out {shlex.quote(f'{folder}-{style}')}"
@@ -269,7 +269,7 @@ def _why_not(plan: Plan, fixed: Pinned, nodes: Sequence[int], what: str, how: st
 
 
 def _by_step(plan: Plan, small: Formulation) -> Levelled | None:
-    """As the plan was found, where that was by what a step takes."""
+    """Result as the plan was found, if that was by the seconds of a step."""
     if plan.search.level != SPEED or plan.certificate.solver != "auto":
         return None
     choice = StepSearch(small).first()
@@ -397,7 +397,7 @@ def _why_lines(plan: Plan, why: WhyNot, width: int | None) -> list[str]:
 
 
 def _step_name(plan: Plan) -> str:
-    """What the search minimised the seconds of."""
+    """Name of the step whose seconds the search minimised."""
     return "micro-batch, average" if plan.step.is_whole else STEP
 
 
@@ -408,8 +408,8 @@ def _more(seconds: float, whole: float) -> str:
 
 
 def as_dict(explained: Explained) -> dict[str, Any]:
-    """For `--json`: seconds and bytes. `why_not` compares with its `instead_of`: of several micro-batches both are of
-    one."""
+    """Dict for `--json`: seconds and bytes. `why_not` compares with its `instead_of`: of several micro-batches both are
+    of one."""
     plan, why = explained.plan, explained.why_not
     instead_of = {
         "objective_seconds": plan.certificate.objective_seconds,

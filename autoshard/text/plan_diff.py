@@ -1,4 +1,4 @@
-"""What differs between two plans of a model: decisions, repeated modules grouped, and what that is said to cost."""
+"""Differences between two plans of a model: decisions, repeated modules grouped, and their estimated cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Difference:
     """`missing`: decisions that only one of the plans has, when they are of different graphs. `runs`: the precision and
     the optimizer of each.
 
-    Figures are those that each plan was made with; `notes` say where that was by another version or profile.
+    Figures are those that each plan was made with; `notes` report another version or profile.
     """
 
     one: Plan
@@ -167,7 +167,7 @@ def _cells(change: ChangedDecision) -> Sequence[str]:
 
 
 def as_dict(delta: Difference) -> dict[str, Any]:
-    """For `--json`: seconds and bytes, second plan minus first."""
+    """Dict for `--json`: seconds and bytes, second plan minus first."""
     one, other = delta.one, delta.other
     return {
         "predicted_seconds": other.step_seconds - one.step_seconds,

@@ -44,7 +44,7 @@ class PlanFigure:
 
 
 def figures(plan: Plan, graph: Graph, account: StepAccount | None = None) -> list[PlanFigure]:
-    """Step, memory, what hosts hold, utilisation. `account`: as simulated today, else the plan's own."""
+    """Figures: step, memory, what hosts hold, utilisation. `account`: as simulated today, else the plan's own."""
     step = account.step_seconds if account else plan.step_seconds
     band, hardware = error_band(plan, graph), parse_hardware(plan.hardware_text)
     low, high = (format_seconds(step * (1 + sign * band.error), 3) for sign in (-1, 1))
@@ -68,7 +68,7 @@ def figures(plan: Plan, graph: Graph, account: StepAccount | None = None) -> lis
 
 
 def _peak(graph: Graph, hardware: Hardware) -> str:
-    """That of the dtype in which most is computed; of several kinds of devices no figure."""
+    """Peak rate of the dtype in which most is computed; no figure for several kinds of devices."""
     dtype = next(iter(graph.once(flops_by_dtype)))
     rate = "FLOP/s" if hardware.kinds else format_flop_rate(hardware.peak_flops(dtype), 3)
     return f"of the devices' peak, {rate} ({dtype})"
@@ -90,7 +90,7 @@ def utilisation(plan: Plan, graph: Graph, step_seconds: float) -> float:
 
 
 def baselines(plan: Plan, styles: Sequence[StylePlan]) -> list[PlanFigure]:
-    """What is gained over each style, or why there is nothing to compare; `note`: its step, "" without one."""
+    """Gain over each baseline style, or why there is nothing to compare; `note`: its step, "" without one."""
     return [_baseline(style, gain_words(plan, style)) for style in styles]
 
 
@@ -102,7 +102,7 @@ def _baseline(style: StylePlan, words: str) -> PlanFigure:
 
 
 def error_band(plan: Plan, graph: Graph) -> Band:
-    """How sure the predicted step is. No step of an emitted package was ever measured on such devices: it says so."""
+    """Error band of the predicted step, which reports that no emitted package was measured on these devices."""
     seconds: dict[str, float] = {}
     for op in plan.ops:
         kind = family(graph.by_op[op.op].target)
@@ -124,7 +124,7 @@ def certificate(plan: Plan) -> tuple[str, ...]:
 
 
 def certificate_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What was minimised, its bound and the gap between them; and the sum of costs, in which nothing overlaps."""
+    """Rows of what was minimised, its bound and the gap between; and the sum of costs, in which nothing overlaps."""
     solver, status, costs, minimised, bound, share = certificate(plan)
     several = plan.step.micro_batches > 1 or plan.step.stages > 1
     step = f"average micro-batch on one {plan.step.word}" if several else "simulated step"

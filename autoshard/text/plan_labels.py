@@ -1,4 +1,4 @@
-"""A plan in a reader's words: what each strategy does, why others are not offered, and rows in distinct blocks."""
+"""Plans in a reader's words: what each strategy does, why others are not offered, and rows in distinct blocks."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Block:
 
 
 def blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
-    """The ops in execution order, cut where the block changes, equal neighbours folded. Made once for a plan: each part
-    of a report asks."""
+    """The ops in execution order, grouped by block, with equal neighbours folded. Cached for a plan: each part of a
+    report calls it."""
     return known_of(_blocks, plan, graph)
 
 
 def known_of(make: Callable[[Plan, Graph], T], plan: Plan, graph: Graph) -> T:
-    """What `make` gives, made once for a plan and its graph."""
+    """Result of `make(plan, graph)`, computed once for a plan and its graph."""
     known = plan.once(_known)
     key = make.__qualname__, id(graph)
     if key not in known:
@@ -72,7 +72,7 @@ def known_of(make: Callable[[Plan, Graph], T], plan: Plan, graph: Graph) -> T:
 
 
 def _known(plan: Plan) -> dict[tuple[str, int], tuple[Graph, Any]]:
-    """By address of the graph, which is kept so that no other one gets it."""
+    """Cache by function name and graph address; it keeps each graph, so that no other graph gets its address."""
     return {}
 
 
@@ -93,7 +93,7 @@ def _blocks(plan: Plan, graph: Graph) -> tuple[Block, ...]:
 
 
 def without_casts(rows: tuple[BlockRow, ...], graph: Graph) -> tuple[BlockRow, ...]:
-    """Rows for readers of mixed precision: a weight's cast is none, what moves for it stands with its first reader."""
+    """Rows without the casts of weights (mixed precision); what moves for a cast is listed with its first reader."""
     place = {row.op.name: index for index, row in enumerate(rows)}
     by_index: dict[int, BlockRow] = {}
     for index, row in sorted(enumerate(rows), reverse=True):  # a cast of a cast hands on what it was given
@@ -135,7 +135,7 @@ def _block_of(module: str) -> str:
 
 
 def _family(owner: str) -> str | None:
-    """Blocks of one family differ in their number only; the model itself is no family."""
+    """Module path without its number, equal for blocks of one family; None for the model itself."""
     return _NUMBER.sub(r"\1#", owner) if owner else None
 
 
@@ -168,8 +168,8 @@ def strategy_words(op: Op, strategy: Strategy, graph: Graph, mesh: Mesh) -> str:
 
 
 def runner_up_words(decided: OpPlan | TensorPlan, plan: Plan, graph: Graph, known: Granularities) -> str:
-    """The best other choice in words and as plans write it, "" where there is none; where it is not offered any more,
-    as the plan has it."""
+    """The best other choice in words and as plans write it, "" if there is none; only as the plan has it if it is not
+    offered any more."""
     notation = decided.parts.runner_up
     if not notation:
         return ""
@@ -184,7 +184,7 @@ def runner_up_words(decided: OpPlan | TensorPlan, plan: Plan, graph: Graph, know
 
 
 def dim_words(op: Op, position: int, dim: int, name: str, graph: Graph) -> str:
-    """What a split of dim `dim` of tensor `name`, the operand at `position`, is called."""
+    """Name for a split of dim `dim` of tensor `name`, the operand at `position`."""
     named = (record(op.target).split_words or {}).get((position, dim))
     return named or ("batch split" if dim == 0 and is_batch(graph, name) else f"dim {dim} of {name} split")
 
@@ -200,7 +200,7 @@ def placement_words(layout: Layout, mesh: Mesh) -> str:
 
 
 def stored_words(stored: TensorPlan, plan: Plan) -> str:
-    """How a stored tensor lies, in the notation of layouts and in words."""
+    """Layout of a stored tensor, in the notation of layouts and in words."""
     if plan.servers.count and stored.layout.host:
         return SERVED
     return f"{stored.layout}: {placement_words(stored.layout, plan.mesh)}"
@@ -233,7 +233,7 @@ def float8_words(plan: Plan, graph: Graph) -> str:
 
 
 def _named_layers(names: list[str]) -> str:
-    """The first, and how many more."""
+    """The first names, and the number of those left out."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -241,7 +241,7 @@ def _named_layers(names: list[str]) -> str:
 def unavailable_strategies(graph: Graph, op: Op, mesh: Mesh, granularities: Granularities) -> list[str]:
     """`heads split over tp: some device would hold nothing: 12 units over 5 devices`, a line for each split and reason.
 
-    Of splits over one axis, and of dims that no axis may split; combinations of axes are left out.
+    Only splits over one axis, and dims that no axis may split; combinations of axes are left out.
     """
     axes_of: dict[tuple[str, str], list[str]] = {}
     for text, reason in explain(graph, op, mesh, granularities):
@@ -270,7 +270,7 @@ def _refined(choice: Choice) -> str:
 
 
 def _factor_words(graph: Graph, op: Op, factor: str) -> str:
-    """What a reader calls a split of the factor: by the first operand or result that has it."""
+    """Name for a split of the factor, by the first operand or result that has it."""
     rule = instance(graph, op).rule
     terms = [*zip(op.operands, rule.operands, strict=False), *zip(op.results, rule.results, strict=False)]
     for position, (name, term) in enumerate(terms):

@@ -1,4 +1,4 @@
-"""What the CLI prints: a plan, a timeline, and the profiles, as text tables and as JSON-ready dictionaries."""
+"""Text tables and JSON-ready dictionaries that the CLI prints: of a plan, a timeline and the profiles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def summary(
 ) -> str:
     """The printed plan, `width` columns wide: the answer, the plan block by block, where time goes, what else was
     possible. `styles`: see search/style_plans.py. `timeline`: the simulated step, whose collectives are counted;
-    `step`: the whole step, of which the breakdown is, and its stages."""
+    `step`: the whole step, for the breakdown and the stages."""
     where = f"{plan.where} ({plan.devices} devices) of {plan.hardware}"
     lines = wrapped(f"{plan.model or graph.name} on {where}, {plan.precision}, {purpose(plan, graph)}", width)
     if plan.servers.count:
@@ -76,7 +76,7 @@ def summary(
 
 
 def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, timeline: Timeline | None) -> list[str]:
-    """Step, memory, utilisation, what is gained over known styles, and how sure that is."""
+    """Step time, memory, utilisation, gain over baselines, and how certain the result is."""
     shown = [figure for figure in figures(plan, graph) if figure.label != HOST_MEMORY or not plan.servers.count]
     (step, memory, *others), servers = ((figure.label, figure.words) for figure in shown), server_rows(plan)
     rows = [*expected_rows(plan), step, memory, *servers, *others]
@@ -92,7 +92,7 @@ def _answer(plan: Plan, graph: Graph, styles: Sequence[StylePlan], width: int, t
 
 
 def purpose(plan: Plan, graph: Graph) -> str:
-    """The optimizer, or that nothing is trained."""
+    """The optimizer, or a note that nothing is trained."""
     if graph.loss:
         return plan.optimizer
     return "inference: no scalar output to train on" if graph.training else "inference"
@@ -112,14 +112,14 @@ def _block_table(plan: Plan, graph: Graph, width: int) -> list[str]:
 
 
 def is_shown(row: plan_labels.BlockRow, plan: Plan, graph: Graph, block_total: float) -> bool:
-    """Whether a summary names the op: it uses a weight, costs something, or something is communicated for it."""
+    """Does a summary show the op? It does if the op uses a weight, costs something, or needs communication."""
     uses_weight = any(operand in graph.weights for operand in row.op.operands)
     costly = row.plan.forward_seconds + row.plan.backward_seconds >= COUNTS * block_total
     return uses_weight or costly or any(collectives(move, plan, graph) for move in row.moves)
 
 
 def _figures(plan: Plan, graph: Graph, timeline: Timeline | None, step: AccountedStep | None, width: int) -> list[str]:
-    """Where the step goes, in rows that add up to it, and what else was simulated."""
+    """Rows of the time breakdown, which add up to the step, and what else was simulated."""
     rows = list[tuple[str, str, str]]()
     if step is not None:
         mean = f" (mean of {len(step.account.stages)} {plan.step.word}s)" * (len(step.account.stages) > 1)
@@ -182,7 +182,7 @@ def devices_table(plans: Sequence[Plan]) -> list[Sequence[str]]:
 
 
 def devices_note(plans: Sequence[Plan]) -> str:
-    """What a job must know that goes on from one of these plans to another; "" where nothing."""
+    """Note for a job that continues from one of these plans with another; "" if nothing changes for it."""
     counts = sorted({plan.step.micro_batches for plan in plans})
     if len(counts) == 1:
         return ""
@@ -193,7 +193,7 @@ def devices_note(plans: Sequence[Plan]) -> str:
 
 
 def devices_text(plans: Sequence[Plan], width: int) -> str:
-    """The table, and the note, as printed."""
+    """The table and the note, as printed."""
     note = devices_note(plans)
     return "\n".join(["", *table(devices_table(plans), width), *(wrapped(f"note: {note}", width) if note else []), ""])
 
@@ -211,8 +211,8 @@ def _row(plan: Plan, first: Plan) -> tuple[str, ...]:
 
 
 def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = False) -> str:
-    """What to do with the package: where there is a loss and one node has all devices, run it; on this machine's CPUs
-    where it is small enough for them, else on a node of the plan's hardware."""
+    """Command to use the package. With a loss and all devices on one node: a run of train.py, on this machine's CPUs if
+    the plan is small enough for them, else on a node of the plan's hardware."""
     out, hardware = Path(out), parse_hardware(plan.hardware_text)
     if graph.loss is None:
         check = "" if verified or not has_code(plan.model) else f"autoshard verify {typed(out)}; "
@@ -234,8 +234,8 @@ def next_command(plan: Plan, graph: Graph, out: Path | str, verified: bool = Fal
 def timeline_summary(
     timeline: Timeline, plan: Plan, graph: Graph, compiled: bool = False, step: AccountedStep | None = None
 ) -> str:
-    """A simulated step in a few lines: its length and how sure it is, each stream, the memory peak. `compiled`: its
-    blocks are."""
+    """A simulated step in a few lines: its length and certainty, each stream, the memory peak. `compiled`: True if its
+    blocks are compiled."""
     whole = step.account.step_seconds if step is not None else timeline.step_seconds
     rows: list[Sequence[str]] = [("step", format_seconds(whole), str(error_band(plan, graph)))]
     if step is not None and step.timeline is not None:
@@ -268,7 +268,7 @@ def fusion_words(fusion: Fusion) -> str:
 
 
 def timeline_dict(timeline: Timeline, plan: Plan, graph: Graph, step: AccountedStep | None = None) -> dict[str, Any]:
-    """A simulated step for `--json`; seconds and bytes. Of a step of several micro-batches all else is of one."""
+    """A simulated step for `--json`, in seconds and bytes; with several micro-batches, all else is for one of them."""
     account = step.account if step is not None else one_stage(timeline)
     return {
         "step_seconds": account.step_seconds,
@@ -330,13 +330,13 @@ def as_dict(plan: Plan, graph: Graph, account: StepAccount | None = None) -> dic
 
 
 def file_names(files: Iterable[str]) -> str:
-    """`README.md, runtime/, train.py`: files of a folder are not listed."""
+    """`README.md, runtime/, train.py`: a folder's files are not listed."""
     names = sorted({name.partition("/")[0] + ("/" if "/" in name else "") for name in files})
     return ", ".join(names)
 
 
 def _link_words(hardware: Hardware, level: int) -> str:
-    """`NVLink 300 GB/s`, of a device; where it was measured, that too: it counts instead."""
+    """`NVLink 300 GB/s` per device, followed by the measured bandwidth, which is used instead, if there is one."""
     link = hardware.links[level]
     words = f"{link.name} {format_bandwidth(link.bandwidth, 3)}"
     if not any(figure.key == f"links[{level}].measured_bandwidth" for figure in hardware.figures):

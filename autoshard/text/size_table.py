@@ -12,12 +12,12 @@ from autoshard.units import format_seconds
 
 
 def step_name(graph: Graph) -> str:
-    """What the predicted step is of."""
+    """Label of the predicted step: of the largest sizes if sizes are dynamic."""
     return "step, largest sizes" if graph.dynamic else STEP
 
 
 def expected_rows(plan: Plan) -> list[tuple[str, str]]:
-    """The mean step over the histogram, and what a plan for each size would gain; nothing without a histogram."""
+    """The mean step over the histogram, and the gain of a plan for each size; nothing without a histogram."""
     rows = plan.search.sizes
     if not rows:
         return []
@@ -40,7 +40,7 @@ def open_sizes(graph: Graph) -> list[str]:
 
 
 def size_table(plan: Plan) -> list[Sequence[str]]:
-    """Share, step, the best plan's step there, and the lower bound, by size."""
+    """Rows by size: share, step, the best plan's step at that size, and the lower bound."""
     rows: list[Sequence[str]] = [("sizes", "share", "step", "best plan there", "lower bound")]
     shown = 5 if plan.search.level == 2 else 3  # at other levels nothing is compared by time
     for size_step in plan.search.sizes:

@@ -1,4 +1,4 @@
-"""The stages of a step: what each has, computes again, takes and holds, by the programs of its parts."""
+"""Tables of a step's stages: what each runs, recomputes, takes and holds, by the programs of its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEPT = {
 
 
 def part_words(plan: Plan, graph: Graph, number: int) -> tuple[str, list[str]]:
-    """`the start, h.0 … h.5`: of a part of the model, and its blocks."""
+    """Name of a part of the model, `the start, h.0 … h.5`, and its blocks."""
     names, parts = [op.name for op in graph.ops], plan.step.parts
     first = [names.index(part.first_op) for part in parts] or [0]
     ops = graph.ops[first[number] : (*first, len(names))[number + 1]]
@@ -41,7 +41,7 @@ def stage_words(plan: Plan, graph: Graph, stage: int) -> str:
 
 
 def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
-    """As `stage_rows`, for a terminal: paths without what all of them share."""
+    """Rows of `stage_rows` for a terminal, with the common prefix of all paths left out."""
     parts = range(len(plan.step.parts))
     paths = [path for number in parts for path in part_words(plan, graph, number)[1]]
     shared = paths[0].rpartition(".")[0] + "." if paths else ""
@@ -53,7 +53,7 @@ def short_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
 
 
 def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[str, ...]]:
-    """Stage, its modules, what is recomputed, seconds of one micro-batch there and back."""
+    """Stage, its modules, what is recomputed, seconds of one micro-batch in forward and backward."""
     rows: list[tuple[str, ...]] = []
     hardware = parse_hardware(plan.hardware_text)
     firsts = [0, *accumulate(mesh.size for mesh in plan.meshes)]

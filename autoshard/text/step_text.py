@@ -49,17 +49,17 @@ def summary(result: JointResult, wanted: SearchRequest, width: int) -> list[str]
 
 
 def steps(result: JointResult) -> tuple[StepTried, ...]:
-    """As a plan keeps them: the best, and what was found of every other outer choice."""
+    """Rows that a plan keeps: the best step, and the result for every other outer choice."""
     return tuple(_tried(step, result) for step in (result.best, *result.others))
 
 
 def sentences(result: JointResult) -> tuple[str, ...]:
-    """As a plan keeps them."""
+    """Sentences that a plan keeps about the search."""
     return (*certainty(result), *kept_some(result), *scaled(result), *narrower(result), *left_out(result))
 
 
 def kept_some(result: JointResult) -> list[str]:
-    """Which results the blocks keep that keep some of them."""
+    """Names of the results kept by blocks that keep only some."""
     problem, counts = result.best.problem, Counter[str]()
     for kind, point in zip(problem.kinds, result.best.plan.points, strict=True):
         counts[problem.keeps[kind][point]] += 1
@@ -69,26 +69,26 @@ def kept_some(result: JointResult) -> list[str]:
 
 
 def narrower(result: JointResult) -> list[str]:
-    """That blocks were given less room than there is."""
+    """Note if the search gave blocks less memory than there is."""
     capacity, limit = result.best.problem.capacity_bytes, result.room_bytes
     message = f"searched within {format_bytes(capacity)} by the costs of blocks: the program of the best within "
     return [f"{message}{format_bytes(limit)} by these holds more than that"] if capacity < limit else []
 
 
 def scaled(result: JointResult) -> list[str]:
-    """What bytes of stages on several kinds of devices are."""
+    """Note on the meaning of memory figures if stages are on several kinds of devices."""
     limit = format_bytes(result.room_bytes)
     said = f"memory is the share that a stage uses of what its devices have, as of one with {limit}, the least of any"
     return [said] if result.best.problem.by_stage else []
 
 
 def left_out(result: JointResult) -> list[str]:
-    """What does not divide, or can't be."""
+    """Lines on what was left out, as it does not divide or is not possible, with how often."""
     return [f"left out {count} {'time' if count == 1 else 'times'}: {reason}" for reason, count in result.undivided]
 
 
 def certainty(joint: JointResult) -> list[str]:
-    """The gaps, in words, and of what they speak."""
+    """Sentences with the gap, and what it refers to."""
     if joint.level == RATIO:
         return [
             f"gap {joint.gap:.2%} (cost model of blocks): {format_seconds(joint.best.rest_seconds)} of communication, "
@@ -122,7 +122,7 @@ def _searched(result: JointResult, others: str) -> str:
 
 
 def _ways(result: JointResult) -> str:
-    """What may be kept of a block that can be computed again."""
+    """Policies offered for recomputable blocks, in words."""
     offered = [keeps for keeps in result.best.problem.keeps if keeps != (KEEP_ALL,)] or [(KEEP_ALL,)]
     policies = {KEEP_SOME if keep.startswith(KEEP_SOME) else keep for keep in chain(*offered)}
     first, *others = (word for keep, word in _NAMED.items() if keep in policies)
@@ -130,12 +130,12 @@ def _ways(result: JointResult) -> str:
 
 
 def taken(step: SolvedStep) -> float:
-    """Predicted seconds: of its program, where there is one."""
+    """Predicted seconds, from the step's program if there is one."""
     return step.program_seconds or step.seconds
 
 
 def _below(result: JointResult) -> str:
-    """Said where a program is predicted to take less than the bound on the costs of blocks."""
+    """Note if a program is predicted to take less than the bound on the costs of blocks; else ""."""
     if not 0 < result.best.program_seconds < result.bound:
         return ""
     less = 1 - result.best.program_seconds / result.best.seconds
@@ -143,7 +143,7 @@ def _below(result: JointResult) -> str:
 
 
 def again(step: SolvedStep, parts: list[Part]) -> str:
-    """`full 3, selective 9` of these parts' blocks; "nothing"."""
+    """Count of these parts' blocks by what they recompute: `full 3, selective 9`, or "nothing"."""
     problem = step.problem
     keeps = [problem.keeps[problem.kinds[k]][step.plan.points[k]] for p in parts for k in range(p.first, p.stop)]
     counts = Counter(SAID.get(keep, TENSORS) for keep in keeps if keep != "all")
@@ -158,7 +158,7 @@ def _tried(step: SolvedStep, result: JointResult) -> StepTried:
 
 
 def why_not(step: SolvedStep, best: SolvedStep, level: int = SPEED, room_bytes: float = inf) -> str:
-    """Like is compared with like: programs, else the costs of blocks. `room_bytes`: of a device."""
+    """Why `step` is not the best: by programs if both have one, else by costs of blocks. `room_bytes`: of a device."""
     if step is best:
         return "chosen"
     if step.program_bytes and not fits(step.program_bytes, room_bytes):
@@ -177,7 +177,7 @@ def why_not(step: SolvedStep, best: SolvedStep, level: int = SPEED, room_bytes: 
 
 
 def as_dict(result: JointResult, wanted: SearchRequest) -> dict[str, Any]:
-    """In SI units."""
+    """JSON-ready data, in SI units."""
     return {
         "best": _found(result, result.best),
         "others": [_found(result, step) for step in result.others],

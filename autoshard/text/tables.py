@@ -1,4 +1,4 @@
-"""Tables of text, as wide as the reader's terminal."""
+"""Text tables, as wide as the reader's terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LEAST = 8  # columns that a cell keeps
 
 
 def terminal_width() -> int:
-    """Columns of the terminal that stdout is, 80 where it is a file or a pipe."""
+    """Columns of the terminal that stdout is; 80 if stdout is a file or a pipe."""
     return tty_width() or WIDTH
 
 
 def tty_width() -> int | None:
-    """Columns of the terminal that stdout is, None where it is a file or a pipe: there long lines may stay whole."""
+    """Columns of the terminal that stdout is; None if stdout is a file or a pipe, where long lines may stay whole."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     return max(40, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else None
 
@@ -27,7 +27,7 @@ def tty_width() -> int | None:
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Left-aligned columns, two spaces apart; the last column is not padded, nor is a row of a lone first cell.
 
-    Of a table wider than `width` the widest columns are broken into lines; None: of any width.
+    If the table is wider than `width`, cells of its widest columns are broken into lines; None: no limit.
     """
     tabular = [row for row in rows if any(row[1:])]
     widths = [max((len(cell) for cell in column), default=0) for column in zip(*tabular, strict=True)]
@@ -47,7 +47,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
 
 
 def _narrowed(widths: list[int], room: int) -> list[int]:
-    """The widest columns lose what is too much, down to equal widths."""
+    """Column widths that fit in `room`: the widest columns are reduced first, down to equal widths."""
     result = list(widths)
     while sum(result) > room and max(result, default=0) > LEAST:
         result[result.index(max(result))] -= 1
@@ -55,8 +55,8 @@ def _narrowed(widths: list[int], room: int) -> list[int]:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` letters; a continued line is indented as the first one is, a long name broken behind
-    a dot or underscore."""
+    """Lines of at most `width` letters; continued lines are indented like the first one, and a long name is broken
+    after a dot or underscore."""
     indent = text[: len(text) - len(text.lstrip())]
     room = max(width - len(indent), LEAST)
     text = indent + " ".join(word if len(word) <= room else _parted(word, room) for word in text.lstrip().split(" "))
@@ -66,7 +66,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def _parted(word: str, room: int) -> str:
-    """The word as several, each as long as there is room."""
+    """The word broken into pieces, each as long as there is room."""
     pieces = [""]
     for part in re.split(r"(?<=[_.])", word):
         if len(pieces[-1]) + len(part) <= room or not pieces[-1]:

@@ -1,4 +1,4 @@
-"""The predicted step and the traced one, by stream, operator and collective, largest difference first; as printed."""
+"""Compares the predicted step with the traced one, by stream, operator and collective, largest difference first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoshard.units import ROUNDING, format_seconds, signed_seconds
 
 @dataclass(frozen=True)
 class Row:
-    """One line: None where one side has nothing of the kind."""
+    """One line; None if one side has nothing of the kind."""
 
     name: str
     predicted_seconds: float | None
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`streams`: the step and what it is made of; `operators` by phase; `collectives` by kind and ranks."""
+    """Rows by stream (the step and its components), by operator and phase, and by kind and ranks of `collectives`."""
 
     step: Row
     streams: tuple[Row, ...]
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def largest(self) -> Row:
-        """Where most of the difference lies: of operators and collectives, and what neither explains."""
+        """Row with the largest difference: an operator, a collective, or the waiting that neither explains."""
         waiting = next(row for row in self.streams if row.name == WAITING)
         return max((*self.operators, *self.collectives, waiting), key=lambda row: abs(row.difference_seconds))
 
@@ -51,8 +51,8 @@ COMPUTED, COMMUNICATED, WAITING = "computation", "communication", "no operator r
 
 
 def compare(timeline: Timeline, program: Program, graph: Graph, measured: MeasuredStep) -> Comparison:
-    """Compares a predicted and a measured step of the same plan. Collectives of a group whose size the trace does not
-    say are compared by kind alone."""
+    """Compares a predicted and a measured step of the same plan. Collectives whose group size the trace does not state
+    are compared by kind alone."""
     sized = any(item.group for item in measured.items if item.collective)
     sizes = dict(zip(program.mesh.names, program.mesh.sizes, strict=True))
     operators: dict[str, float] = defaultdict(float)
@@ -99,12 +99,12 @@ def _collective(kind: str, ranks: int) -> str:
 
 
 def _operator(name: str, phase: str) -> str:
-    """All that an optimizer does is one line."""
+    """Label of an operator's row; the whole optimizer is one row."""
     return UPDATE if phase == UPDATE else f"{name}, {phase}"
 
 
 def _name(event: Event, program: Program, graph: Graph) -> str:
-    """A copy that belongs to a collective has no operator of its own."""
+    """Canonical operator name of an event; a copy that belongs to a collective is a redistribution."""
     if event.instruction is None or event.stream != COMPUTE:
         return canonical(event.name)
     instruction = program.instructions[event.instruction]
@@ -159,7 +159,7 @@ def _shown(seconds: float | None) -> str:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """In seconds; null where one side has nothing of the kind."""
+    """JSON-ready data, in seconds; null if one side has nothing of the kind."""
 
     def row(entry: Row) -> dict[str, Any]:
         return {

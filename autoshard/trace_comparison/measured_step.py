@@ -1,8 +1,8 @@
-"""What a traced step spent where: operators by name and phase, collectives by kind, and waiting.
+"""Time breakdown of a traced step: operators by name and phase, collectives by kind, and waiting.
 
-On a GPU a kernel belongs to the operator that launched it (`External id`), on a CPU the operator's own span is the
-work. An operator is the outermost `aten` call, or the autograd function that it lies in; what runs in the backward is
-found by the sequence number of the call in the forward that it is the gradient of.
+On a GPU a kernel belongs to the operator that launched it (`External id`); on a CPU the operator's own span is the
+work. An operator is the outermost `aten` call, or the autograd function around it. What runs in the backward is
+matched, by sequence number, with the forward call that it is the gradient of.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLLECTIVE = re.compile(r"^(nccl|gloo:|hccl|hcom_)", re.I)
 
 @dataclass(frozen=True)
 class Item:
-    """Seconds of one step, a mean over the steps. `group`: ranks of a collective, 0 where the trace does not say."""
+    """Seconds of one step, a mean over the steps. `group`: ranks of a collective, 0 if the trace does not say."""
 
     name: str
     phase: str
@@ -36,7 +36,7 @@ class Item:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Means over `steps` steps. `waiting_seconds`: of the step, no operator ran on the device."""
+    """Means over `steps` steps. `waiting_seconds`: time of the step in which no operator ran on the device."""
 
     step_seconds: float
     steps: int
@@ -78,7 +78,7 @@ Timed = tuple[tuple[str, str, bool, int], float]
 
 
 def _on_host(inside: Sequence[TraceSpan]) -> Iterator[Timed]:
-    """A CPU: operators of the thread that runs most, and collectives of the threads that carry them out."""
+    """Work on a CPU: operators of the busiest thread, and collectives of the threads that carry them out."""
     main = Counter(span.thread for span in inside if span.category == "cpu_op").most_common(1)
     origin = _origins(span for span in inside if main and span.thread == main[0][0])
     for span in inside:
@@ -105,7 +105,7 @@ def _on_device(inside: Sequence[TraceSpan], kernels: Sequence[TraceSpan], low: f
 
 
 def _is_operator(span: TraceSpan) -> bool:
-    """The outermost aten call: what it calls itself is part of it."""
+    """Is this the outermost aten call? The calls inside it count as part of it."""
     return span.name.startswith("aten::") and not any(outer.name.startswith("aten::") for outer in span.around())
 
 
@@ -115,7 +115,7 @@ def _outermost(span: TraceSpan) -> TraceSpan:
 
 
 def _origins(spans: Iterable[TraceSpan]) -> dict[int, str]:
-    """The operator that each node of the backward is the gradient of: the last call with its sequence number."""
+    """Operator that each node of the backward is the gradient of: the last call with the node's sequence number."""
     origins: dict[int, str] = {}
     for span in spans:
         number = span.arguments.get("Sequence number")
@@ -127,7 +127,7 @@ def _origins(spans: Iterable[TraceSpan]) -> dict[int, str]:
 
 
 def _function_of(span: TraceSpan) -> str:
-    """The outermost function of a Python module that it lies in; "" for none."""
+    """The outermost autograd function around the span; "" if there is none."""
     outer = [o.name for o in (span, *span.around()) if o.category == "cpu_op" and "::" not in o.name]
     return outer[-1] if outer and not outer[-1].islower() else ""
 
@@ -159,7 +159,7 @@ def collective_kind(name: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """One name for what trace, graph and package call an operator: `aten::layer_norm`, `aten.layer_norm`,
+    """Common name for what trace, graph and package call an operator: `aten::layer_norm`, `aten.layer_norm`,
     `layer_norm_3`, `NativeLayerNormBackward0` -> layer_norm."""
     text = re.split(r"::|\.", name)[-1]
     text = re.sub(r"Backward\d*$", "", text)

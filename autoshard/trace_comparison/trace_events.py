@@ -1,4 +1,4 @@
-"""A trace that torch.profiler wrote (Chrome JSON, plain or gzipped) as spans that know what they lie in."""
+"""Reads a trace written by torch.profiler (Chrome JSON, plain or gzipped) as nested spans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP, OPTIMIZER = "ProfilerStep", "Optimizer.step"
 
 @dataclass(eq=False)
 class TraceSpan:
-    """Something that one thread or stream did. `inside`: the span of the same thread that it lies in."""
+    """Interval of work of one thread or stream. `inside`: the innermost span of the same thread around it."""
 
     name: str
     category: str
@@ -39,21 +39,21 @@ class TraceSpan:
         return self.start_seconds + self.seconds
 
     def around(self) -> Iterator[TraceSpan]:
-        """What it lies in, innermost first."""
+        """Spans around this one, innermost first."""
         outer = self.inside
         while outer is not None:
             yield outer
             outer = outer.inside
 
     def within(self) -> Iterator[TraceSpan]:
-        """What lies in it, at any depth."""
+        """Spans inside this one, at any depth."""
         for child in self.children:
             yield child
             yield from child.within()
 
 
 def read_trace(path: Path) -> list[TraceSpan]:
-    """Raises InvalidFileError where it is no such trace."""
+    """Spans of the trace file. Raises InvalidFileError if it is not a trace of this format."""
     try:
         content = json.loads(_unpacked(read_bytes(path, LARGEST_FILE)))
         events = content["traceEvents"] if isinstance(content, dict) else content
@@ -68,7 +68,7 @@ def read_trace(path: Path) -> list[TraceSpan]:
 
 
 def _unpacked(raw: bytes) -> bytes:
-    """A file of few bytes may stand for very many."""
+    """Text of the file, unzipped if it is gzipped; limited, as a small file may unpack to a huge one."""
     if raw[:2] != b"\x1f\x8b":
         return raw
     with gzip.open(io.BytesIO(raw)) as file:
@@ -92,7 +92,7 @@ def _span(event: dict[str, Any]) -> TraceSpan:
 
 
 def nested(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
-    """In order of time, each with what it lies in."""
+    """Spans in order of time, each linked to the span around it."""
     ordered = sorted(spans, key=lambda span: (span.start_seconds, -span.seconds))
     open_spans: dict[tuple[Any, Any], list[TraceSpan]] = {}
     for span in ordered:
@@ -107,9 +107,9 @@ def nested(spans: Iterable[TraceSpan]) -> list[TraceSpan]:
 
 
 def step_limits(spans: Iterable[TraceSpan]) -> list[tuple[float, float]]:
-    """Start and end of each whole step, the first left out where there are several: it warms up.
+    """Start and end of each whole step; if there are several, the first is left out as warm-up.
 
-    By `ProfilerStep#n` where the run marked its steps, else from the end of one optimizer step to that of the next.
+    By `ProfilerStep#n` if the run marked its steps, else from the end of one optimizer step to the end of the next.
     """
     spans = list(spans)
     marked = [(span.start_seconds, span.end_seconds) for span in spans if span.name.startswith(STEP)]

@@ -51,8 +51,8 @@ TIMEOUT_SECONDS = 900.0
 class Case:
     """`graph` is the model's, captured with the arguments that the reference was built with.
 
-    `noise`: what rounding does to the reference; `own`: a step of the original in its own precision, or why there is
-    none; `notes` say what of the model's own had to be kept.
+    `noise`: effect of rounding on the reference; `own`: a step of the original in its own precision, or why there is
+    none; `notes` name what could not be replaced (inputs, parameters near the constructor's).
     """
 
     graph: Graph
@@ -72,10 +72,10 @@ def make_case(
     sizes: Sequence[Sizes] = (),
     by_rows: Sequence[str] = (),
 ) -> Case:
-    """Builds the original model for real, randomises it and trains it in float64, a step of so many micro-batches.
+    """Builds the original model with values, randomises it and trains it in float64, each step in `micro_batches`.
 
-    `sizes`: the dynamic ones of each step, in place of `steps`. `by_rows`: paths of tables that
-    row-wise Adagrad trains. CaptureError where the model can't be called with its example inputs.
+    `sizes`: the dynamic ones of each step, in place of `steps`. `by_rows`: paths of tables that row-wise Adagrad
+    trains. CaptureError if the model can't be called with its example inputs.
     """
     check_has_code(spec)
 
@@ -90,7 +90,7 @@ def make_case(
 def loaded_case(
     load: Callable[[], tuple[torch.nn.Module, Sequence[torch.Tensor]]], graph: Graph, *args: Any, **named: Any
 ) -> Case:
-    """The same of the model that `load` gives, on the CPU with values, and gives once more where that fails."""
+    """Case of the model that `load` returns, on the CPU with values; loads it again on failure, to find the cause."""
     try:
         return case_of(*load(), graph, *args, **named)
     except UserError:
@@ -113,7 +113,7 @@ def case_of(
     sizes: Sequence[Sizes] = (),
     by_rows: Sequence[str] = (),
 ) -> Case:
-    """The same of a model that is there; it is used up."""
+    """Case of an already built model, which is changed: randomised and trained in float64."""
     tie(module, graph)
     literal = literal_dtype(module)
     state = {name: value.clone() for name, value in _state(module)}
@@ -150,7 +150,7 @@ def case_of(
 
 
 def _check_sizes(reference: Reference, sizes: Sequence[Sizes]) -> None:
-    """UsageError for dynamic sizes at which the original gives no numbers, as a loss without labels does."""
+    """Raises UsageError for dynamic sizes at which the original gives no numbers, such as a loss without labels."""
     for step_sizes, step in zip(sizes, reference.steps, strict=False):
         if not all(bool(torch.isfinite(x).all()) for x in step.outputs):
             message = (
@@ -169,7 +169,7 @@ def _reference(
     micro_batches: int,
     last: bool,
 ) -> Reference | None:
-    """None where the model can't be run so, unless it is the last way to run it."""
+    """Run of the reference; None if the model can't be run with these batches. With `last`, the exception is raised."""
     try:
         return run_reference(module, graph, batches, make, seed, literal, micro_batches)
     except UserError:
@@ -203,9 +203,9 @@ def check_folder(
     timeout_seconds: float = TIMEOUT_SECONDS,
     own_precision: bool = True,
 ) -> Proof:
-    """Runs the package in `folder`, which was emitted from `program`, on all ranks and compares.
+    """Runs the package in `folder`, emitted from `program`, on all ranks and compares it with the case.
 
-    `own_precision`: one step as it will really run, too, in lock-step; `unverified` says where there is none.
+    `own_precision`: also runs one step in the package's precision, in lock-step; `unverified` explains if it can't.
     """
     start = time.monotonic()
     steps = case.reference.steps
@@ -242,14 +242,14 @@ def check_folder(
 
 
 def _refused(case: Case) -> str:
-    """In words, what of the package's own precision can't be checked."""
+    """Explains why the package's own precision can't be checked; "" if it can."""
     if isinstance(case.own, str):
         return f"{case.own}; nor was train.py started" if case.own else ""
     return ""
 
 
 def unsplit_note(program: Program) -> tuple[str, ...]:
-    """Said where a plan leaves nothing to prove: no value and no parameter is in parts, anywhere."""
+    """Note for a plan that leaves nothing to prove: no value and no parameter is sharded anywhere."""
     layouts = [value.layout for value in program.values] + [p.layout for p in (*program.parameters, *program.buffers)]
     split = any(not isinstance(placement, Replicate) for layout in layouts for placement in layout.placements)
     alone = split or program.step.stages > 1 or program.mesh.size == 1
@@ -264,14 +264,14 @@ def check_files(
     timeout_seconds: float = TIMEOUT_SECONDS,
     own_precision: bool = False,
 ) -> Proof:
-    """The same for the text of a package (file name -> text)."""
+    """Checks the text of a package (file name -> text), as `check_folder` does its folder."""
     with written(files) as folder:
         return check_folder(case, program, folder, backend, timeout_seconds, own_precision)
 
 
 @contextmanager
 def written(files: Mapping[str, str]) -> Iterator[Path]:
-    """The files in a temporary folder."""
+    """Temporary folder with the files."""
     with guarded_folder("autoshard-verify-") as folder:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ def _on_gloo(folder: Path, job: Job, program: Program, timeout_seconds: float, s
 
 
 def _on_servers(folder: Path, job: Job, program: Program, timeout_seconds: float, starts: Sequence[str]) -> _Results:
-    """Workers and servers in this process."""
+    """Runs workers and servers in this process."""
     try:
         package = load_package(folder)
     except Exception as error:

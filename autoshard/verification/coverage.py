@@ -1,7 +1,7 @@
-"""Which kinds of strategy and of redistribution a plan and its program execute.
+"""Kinds of strategy and of redistribution that a plan and its program execute.
 
-A kind is written `aten.linear: n/` (the factor n in blocks; `*` where cut in units), with the variant and `uneven`
-where they apply; a redistribution `S -> R+`, with `joined`, `blocked` and `uneven`, or `exchange`.
+A kind is written `aten.linear: n/` (the factor n in blocks; `*` if split in units), with the variant and `uneven` if
+they apply; a redistribution `S -> R+`, with `joined`, `blocked` and `uneven`, or `exchange`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def program_kinds(program: Program) -> set[str]:
 
 
 def step_kind(shape: tuple[int, ...], layout: Layout, step: redistribute.Step, mesh: Mesh) -> str:
-    """`S -> R+ joined`, with the kinds of one axis, or `exchange`."""
+    """Kind of a redistribution step: `S -> R+ joined`, with the kinds of one axis, or `exchange`."""
     shards = [p for p in (*step.before, *step.after) if isinstance(p, Shard)]
     blocked = " blocked" if any((shard.blocks, shard.unit) != (1, 1) for shard in shards) else ""
     layouts = (layout, step.applied(layout))

@@ -33,7 +33,7 @@ def statement_of(
 def run_emitted(
     target: str, operands: Sequence[Any], attributes: Mapping[str, Any], results: int, device: str = "cpu"
 ) -> list[Any]:
-    """The results of the emitted call; raises what the call raises, SyntaxError where it is no Python."""
+    """Results of the emitted call; raises what the call raises, SyntaxError if it is not Python."""
     known = {"rotate_half": rotate_half, "float8_linear": float8_linear}
     namespace: dict[str, Any] = {"torch": torch, "F": F, **known}
     namespace |= {f"x{i}": value for i, value in enumerate(operands)}
@@ -47,7 +47,7 @@ def _compiled(statement: str) -> CodeType:
 
 
 def check_calls(graph: Graph) -> None:
-    """Runs every call of the graph as it would be emitted, on tensors without values: it must give what was captured.
+    """Runs every call of the graph as it would be emitted, on tensors without values, and compares it with the capture.
 
     CaptureError names the operator and its place. Operators that torch can't run without values are left out.
     """

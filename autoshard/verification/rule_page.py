@@ -51,7 +51,7 @@ def page() -> str:
 
 
 def _section(kind: ModuleType) -> Iterator[str]:
-    """One file of the table: operators with the same rule share a row."""
+    """Text for one file of the table: operators with the same rule share a row."""
     rules = {target: known.rule for target, known in kind.OPERATORS.items() if known.rule is not None}
     yield from ("", f"## {kind.__name__.rpartition('.')[2].replace('_', ' ').capitalize()}", "")
     yield from ((kind.__doc__ or "").strip(), "", *_HEAD)
@@ -69,7 +69,7 @@ def _section(kind: ModuleType) -> Iterator[str]:
 
 
 def _examples(targets: Sequence[str]) -> list[Rule]:
-    """The first different texts of a rule function over the proof cases."""
+    """First different texts of a rule function over the proof cases."""
     texts: list[str] = []
     for case in (case for case in ALL if case.target in targets):
         if len(texts) == NAMED:
@@ -82,7 +82,7 @@ def _examples(targets: Sequence[str]) -> list[Rule]:
 
 
 def _remarks(rule: Rule) -> str:
-    """What the loops do not say: factors summed, whole or joined, operands that pass partial sums, variants."""
+    """Remarks beyond the loops: factors summed, whole or joined, operands that pass partial sums, variants."""
     on = f" on {_factors(rule.variant_factors)}" if rule.variant_factors else ""
     variants = [f"`{rule.variant}`{on}"] if rule.variant else []
     remarks = {
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def with_rest(old: str, new: str) -> str:
-    """The new page, and after its table what the old one holds there (written by others)."""
+    """The new page, followed by what comes after the table on the old one (written by others)."""
     tail = old.partition(END)[2].strip()
     return f"{new.rstrip()}\n\n{tail}\n" if tail else new
 

@@ -1,4 +1,4 @@
-"""Proves the table: every strategy of every operator's cases, variants with the runtime that packages carry."""
+"""Proves the table: every strategy of every operator's cases, with variants run by the runtime that packages carry."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ UNPROVED = {"aten.empty_like": "its values are undefined"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one operator's cases. `strategies` counts those of every case, mesh and seed.
+    """Outcome of one operator's cases. `strategies` counts those of every case, mesh and seed.
 
-    `cuts` is False where all of them repeat the whole operator. `error` is the largest relative error of a result or
-    gradient in float64; `failures` has a line for each strategy that is wrong; `reason` says why the operator has no
-    case.
+    `cuts` is False if all of them repeat the whole operator. `error` is the largest relative error of a result or
+    gradient in float64; `failures` has a line for each wrong strategy; `reason` explains why the operator has no case.
     """
 
     target: str
@@ -57,7 +56,7 @@ class Outcome:
 
 
 def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: int = 1) -> Iterator[Outcome]:
-    """One outcome an operator, alphabetical: of the named ones (`aten.` may be left out), or of all."""
+    """One outcome for each operator, alphabetical: the named ones (`aten.` may be left out), or all."""
     if seeds < 1:
         raise UsageError(f"--seeds {seeds} would prove nothing", "--seeds 1")
     wanted = [_named(target) for target in targets] or _ruled()
@@ -87,12 +86,12 @@ def prove_table(targets: Sequence[str] = (), meshes: Sequence[str] = (), seeds: 
 
 
 def _cuts(strategy: Strategy) -> bool:
-    """Does an axis do more than repeat the whole operator?"""
+    """Does the strategy shard over an axis, rather than repeat the whole operator?"""
     return any(choice.kind not in ("repeat", "repeat_partial") for choice in strategy.choices)
 
 
 def _mesh(text: str) -> Mesh:
-    """Every device runs here, one after the other."""
+    """Mesh to prove on; UsageError if it has too many devices, which all run here in turn."""
     mesh = check_axis_names(Mesh.parse(text))
     if mesh.size > MOST_RANKS:
         message = f"--mesh {text} has {mesh.size} devices: a proof runs each of them here, at most {MOST_RANKS}"
@@ -101,7 +100,7 @@ def _mesh(text: str) -> Mesh:
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> str:
-    """A line an operator, then what is wrong, then the sums."""
+    """A line for each operator, then what is wrong, then the sums."""
     rows: list[Sequence[str]] = [("operator", "cases", "strategies", "largest error", "time", "")]
     for o in outcomes:
         word = f"{len(o.failures)} WRONG" if o.failures else f"not proved: {o.reason}" if o.reason else ""
@@ -118,7 +117,7 @@ def outcome_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def outcome_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """For `--json`; seconds."""
+    """Data for `--json`; seconds."""
     return {
         "proved": sum(o.proved for o in outcomes),
         "strategies": sum(o.strategies for o in outcomes),
@@ -149,14 +148,14 @@ def _named(target: str) -> str:
 
 
 def prove_case(case: OpCase, mesh: Mesh, seeds: int = 1, refined: Refinements = ()) -> list[Verdict]:
-    """Every strategy of the case with operands of each seed."""
+    """Verdict on every strategy of the case, with operands of each seed."""
     graph = one_op_graph(case)
     offered = offered_by(graph, mesh, refined=refined)
     return [prove_strategy(case, graph, strategy, mesh, seed) for strategy in offered for seed in range(seeds)]
 
 
 def prove_strategy(case: OpCase, graph: Graph, strategy: Strategy, mesh: Mesh, seed: int = 0) -> Verdict:
-    """One strategy of the case, whose graph `one_op_graph` made; in lock-step where its variant communicates."""
+    """Verdict on one strategy of the case with graph `one_op_graph`'s; in lock-step if its variant communicates."""
     talks = bool(localise(graph, graph.ops[0], strategy, mesh).axes)
     run = _lockstep(mesh) if talks else _each(mesh)
     from autoshard.verification.operator_calls import run_emitted
@@ -165,7 +164,7 @@ def prove_strategy(case: OpCase, graph: Graph, strategy: Strategy, mesh: Mesh, s
 
 
 def _lockstep(mesh: Mesh) -> Run:
-    """For a variant that communicates: all devices at once."""
+    """Runs all devices at once, for a variant that communicates."""
     from autoshard.verification.ranks.lockstep import run_lockstep
 
     return lambda work: run_lockstep(dict(mesh.axes), lambda device: work(device.rank, device))
@@ -176,7 +175,7 @@ def _each(mesh: Mesh) -> Run:
 
 
 def _alone(mesh: Mesh, rank: int) -> ParallelMesh:
-    """A device without collectives."""
+    """Mesh of a device without collectives."""
     import torch
 
     from autoshard.emit.runtime.mesh import ParallelMesh
@@ -187,7 +186,7 @@ def _alone(mesh: Mesh, rank: int) -> ParallelMesh:
 
 
 def run_variant(mesh: Mesh, context: Any, local: LocalCall, operands: Sequence[Tensor | None]) -> Any:
-    """The runtime's variant on one device; without a context, the whole operator on a mesh of one device."""
+    """Runs the runtime's variant on one device; without a context, the whole operator on a mesh of one device."""
     from autoshard.emit import runtime
 
     device = context or _alone(Mesh(tuple((name, 1) for name in mesh.names)), 0)

@@ -1,8 +1,8 @@
-"""One step of a package in its own precision: float64 can't see a tensor of the wrong dtype, or a gradient too many.
+"""Checks one step of a package in its own precision: float64 hides a wrong dtype or a surplus gradient.
 
-Outputs and gradients must have the dtypes of the original under autocast (or as it is), be numbers, and be as near to
-the float64 reference as the original itself comes: where an activation is within rounding of the kink of a ReLU, its
-gradient is there or not by chance, so it runs with rounded weights, too.
+Outputs and gradients must have the dtypes of the original under autocast (or without it, if it has none), be numbers,
+and be as near to the float64 reference as the original itself is: if an activation is within rounding of the kink of a
+ReLU, its gradient is there or not by chance, so the original also runs with rounded weights.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROOM = 16.0  # a device's part of a sum may be larger than the whole
 
 @dataclass(frozen=True)
 class TrainingPrecisionStep:
-    """The original's first step in its own precision: outputs, and gradients by name (those that there are)."""
+    """The original's first step in its own precision: outputs, and gradients by name (those that exist)."""
 
     dtypes: Mapping[str, torch.dtype]  # of parameters and buffers
     inputs: tuple[torch.Tensor, ...]
@@ -64,7 +64,7 @@ class TrainingPrecisionStep:
 def run_own(
     module: torch.nn.Module, graph: Graph, reference: Reference, dtypes: Mapping[str, torch.dtype]
 ) -> TrainingPrecisionStep | str:
-    """In words why, where it can't be run so. Leaves the module as it was in float64, before the first step."""
+    """The step, or why it can't be run. Restores the module to its float64 state before the first step."""
     state = reference.parameters | reference.buffers
     count = reference.micro_batches
     pairs = zip(reference.steps[0].inputs, graph.inputs * count, strict=True)
@@ -92,7 +92,7 @@ def run_own(
 def _step(
     module: torch.nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], seed: int, count: int, scale: float
 ) -> list[torch.Tensor]:
-    """Forward, and backward from the loss by `scale`; the outputs."""
+    """Runs forward, and backward from the loss times `scale`; returns the outputs."""
     weights = storages(module, float8_parameters(graph))
     float8 = partial(in_float8, weights=weights) if weights else None
     if count > 1:
@@ -108,7 +108,7 @@ def _step(
 
 
 def _hold(module: torch.nn.Module, state: State, dtypes: Mapping[str, torch.dtype]) -> None:
-    """The values of `state`, in these dtypes (without one: in their own); a buffer that a forward made has none."""
+    """Sets the module to the values of `state`, in `dtypes` (else in their own); skips names not in `state`."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if name in state:
             tensor.data = state[name].to(dtypes.get(name, state[name].dtype), copy=True)
@@ -118,7 +118,7 @@ def _moved(
     module: torch.nn.Module, graph: Graph, inputs: Sequence[torch.Tensor], reference: Reference,
     dtypes: Mapping[str, torch.dtype], scale: float,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """`TrainingPrecisionStep.moved`; of a low precision alone: float32 is too fine to meet a kink."""
+    """`TrainingPrecisionStep.moved`, only for a low precision: float32 is too fine to meet a kink."""
     moved: dict[str, torch.Tensor] = {}
     for number in range(NUDGED_RUNS if PRECISIONS[graph.precision] else 0):
         module.zero_grad(set_to_none=True)
@@ -136,7 +136,7 @@ def _gradients(module: torch.nn.Module, scale: float) -> dict[str, torch.Tensor]
 
 
 def _nudged(state: State, number: int, rounding: float) -> dict[str, torch.Tensor]:
-    """Each element moved by up to half of a rounding, of random draws of that number."""
+    """State with each element moved by up to half of a rounding, by random draws with seed `number`."""
     return {
         name: x * (1 + rounding * (torch.rand(x.shape, generator=generator(number, name), dtype=x.dtype) - 0.5))
         for name, x in state.items()
@@ -165,7 +165,7 @@ class _Rank:
 def check_own(
     original: TrainingPrecisionStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
 ) -> list[Error]:
-    """Every tensor of every rank, in lock-step. Raises LockstepError where the package can't be run."""
+    """Error of every tensor of every rank, in lock-step. Raises LockstepError if the package can't be run."""
     package = load_package(folder)
     axes, step = dict(program.mesh.axes), program.step
     kinds = package.runtime.ParallelMesh, getattr(package.runtime, "Stages", None)
@@ -226,7 +226,7 @@ def _run(
 
 
 def _batches(inputs: list[torch.Tensor], count: int) -> list[Any]:
-    """As `train_step` takes them: those of one batch, or of each micro-batch."""
+    """Inputs as `train_step` takes them: those of one batch, or a list for each micro-batch."""
     per_batch = len(inputs) // count
     return inputs if count == 1 else [inputs[i * per_batch : (i + 1) * per_batch] for i in range(count)]
 
@@ -286,8 +286,8 @@ def _error(
     program: Program, scale: float,
     moved: torch.Tensor | None = None,
 ) -> Error:  # fmt: skip
-    """`expected` is the original's tensor in its own precision, `exact` in float64; without a layout only dtypes are
-    compared. `scale`: the largest of its kind; `moved`: the original's errors with nudged weights."""
+    """Error of one tensor. `expected` is the original's in its own precision, `exact` in float64; without a layout only
+    dtypes are compared. `scale`: the largest of its kind; `moved`: the original's errors with nudged weights."""
     rounding = _rounding(program.precision)
 
     def said(problem: str) -> Error:

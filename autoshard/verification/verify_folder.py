@@ -1,4 +1,4 @@
-"""`autoshard verify DIR`: the files in DIR, at full size where that is quick, else the same plan at reduced sizes."""
+"""`autoshard verify DIR`: the files in DIR, at full size if that is quick, else the same plan at reduced sizes."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def verify_package(
 ) -> Proof:
     """Runs the package in `directory` against the original model.
 
-    `arguments` reduce the model (`{"n_layer": 2}`), on top of its VERIFY; `full` runs the files at full size whatever
-    it takes. Raises UsageError where the reduced model is not split as the planned one is, CheckError where a file that
-    would have to be emitted anew was edited. A failed comparison is a Proof that has not passed.
+    `arguments` reduce the model (`{"n_layer": 2}`), in addition to its VERIFY; `full` runs the files at full size
+    however long it takes. Raises UsageError if the reduced model is not split as the planned one is, CheckError if an
+    edited file would have to be emitted again. A failed comparison is a Proof that has not passed.
     """
     plan, graph, hardware = read_package(Path(directory))
     package = _Package(Path(directory), plan, graph, hardware, planned_arguments(plan))
@@ -81,7 +81,7 @@ def verify_package(
 
 
 def planned_arguments(plan: Plan) -> dict[str, Any]:
-    """The arguments that the plan's model was built with, defaults filled in."""
+    """Arguments that the plan's model was built with, defaults filled in."""
     if holds_graph(plan.model):
         return dict(plan.model_arguments)
     signature = inspect.signature(find_callable(plan.model)).parameters.values()
@@ -103,7 +103,7 @@ def _at_full_size(package: _Package, backend: Backend, timeout_seconds: float, f
 
 
 def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Backend, timeout_seconds: float) -> Proof:
-    """The same plan at reduced sizes, on a shorter mesh where there are more devices than can run here."""
+    """Proof of the same plan at reduced sizes, on a shorter mesh if it has more devices than can run here."""
     plan, graph = package.plan, package.graph
     smaller = changed(package.arguments, small_arguments)
     small_graph = _captured(package, small_arguments) if smaller else graph
@@ -122,12 +122,12 @@ def _counterpart(package: _Package, small_arguments: dict[str, Any], backend: Ba
 
 
 def by_rows(plan: Plan) -> tuple[str, ...]:
-    """The tables that row-wise Adagrad trains."""
+    """Paths of the tables that row-wise Adagrad trains."""
     return plan.servers.tables if plan.servers.count and plan.servers.rowwise else ()
 
 
 def _sizes(plan: Plan, graph: Graph, backend: Backend, full: bool = False) -> list[dict[str, int]]:
-    """Dynamic ones, of each step."""
+    """Dynamic sizes of each step."""
     ranks = min(plan.mesh.size, MOST_RANKS)
     return sizes_to_verify(plan, graph, load_hardware(THIS_MACHINE), ranks, backend == "lockstep", full)
 
@@ -144,7 +144,7 @@ def _captured(package: _Package, arguments: dict[str, Any]) -> Graph:
 
 
 def _uncovered(package: _Package, proxy: Counterpart, small_graph: Graph) -> Iterator[str]:
-    """In words, what the plan does and its counterpart does not."""
+    """Descriptions of what the plan does and its counterpart does not."""
     plan, graph, program = package.plan, package.graph, lower(package.plan, package.graph)
     for (name, length), (_, actual) in zip(plan.mesh.axes, proxy.plan.mesh.axes, strict=True):
         if length != actual:
@@ -159,7 +159,7 @@ def _uncovered(package: _Package, proxy: Counterpart, small_graph: Graph) -> Ite
 
 
 def _check_unedited(package: _Package) -> None:
-    """The files must be what the plan says, since it is the plan that is verified at reduced sizes."""
+    """Checks that the files are what the plan says, as it is the plan that is verified at reduced sizes."""
     other_numbers = (package.folder / "elastic.py").is_file()
     for name, text in emit(lower(package.plan, package.graph), package.plan, package.graph, other_numbers).items():
         path = package.folder / name

@@ -1,9 +1,8 @@
-"""One best-first search over outer choices, for every level: what a level minimises is its `Objective`
-(step_levels.py).
+"""Best-first search over outer choices, for every level: what a level minimises is its `Objective` (step_levels.py).
 
-Each choice has bounds, the cheapest first. The choice with the least bound is looked at next: its next bound is made,
-or, where it has them all, its best step is found. What is left when the least bound passes the best step can't be
-better.
+Each choice has bounds, the cheapest first. The choice with the least bound is considered next: its next bound is
+computed or, if it has them all, its best step is found. Once the least bound passes the best step, no remaining choice
+can be better.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Problem = tuple[StepProblem, BlockSplit | None]
 
 @dataclass(frozen=True, eq=False)
 class OuterChoice(Derives):
-    """An outer choice with one split of the blocks, and (`once`) what is known of it."""
+    """Outer choice with one split of the blocks, and (`once`) what is known about it."""
 
     problem: StepProblem
     split: BlockSplit | None
@@ -41,13 +40,12 @@ Bound = Callable[[OuterChoice], float]
 
 @dataclass(frozen=True)
 class Objective:
-    """What a level minimises of a step, `SolvedStep.value(level)`; `known` of it before a plan is simulated.
+    """Objective of a level: a step's `SolvedStep.value(level)`; `known` is the part known before a plan is simulated.
 
-    `bounds`: below what is found of an outer choice, each slower to make than the one before; infinite: nothing fits.
-    `proofs`, as far as they are below the best that was found: the same, below every plan that fits as it is simulated,
-    whatever its order. `solved`: the best step of an outer choice, or one that does not fit; None where there is none,
-    or none that may be better than the best so far.
-    `text`: the value in words.
+    `bounds`: lower bounds on what is found for an outer choice, each slower to compute than the last; infinite: nothing
+    fits. `proofs`, as far as they are below the best value found: lower bounds on every plan that fits as it is
+    simulated, whatever its order. `solved`: the best step of an outer choice, or one that does not fit; None if there
+    is none, or none that may be better than the best so far. `text`: the value in words.
     """
 
     level: int
@@ -60,7 +58,7 @@ class Objective:
 
 @dataclass(frozen=True, eq=False)
 class Later:
-    """Outer choices of one mesh of a replica, whose blocks are split once they may be among the best: of none the step
+    """Outer choices of one mesh of a replica; their blocks are split once they may be among the best. No step of theirs
     takes less than `least_seconds`."""
 
     choices: tuple[ParallelConfig, ...]
@@ -78,14 +76,14 @@ def best_steps(
     later: Iterable[Later] = (),
     bounded: bool = True,
 ) -> JointResult:
-    """The best step and up to `count` others, each of another outer choice. Not `bounded`: without the bound on all.
-    InfeasibleError where none fits."""
+    """The best step and up to `count` others, each of another outer choice. If not `bounded`, the bound on all plans is
+    left out. InfeasibleError if no step fits."""
     level, choices, waiting = objective.level, [OuterChoice(*problem) for problem in problems], list(later)
     steps: list[SolvedStep] = []
     best, solved = inf, 0
 
     def more() -> list[OuterChoice]:
-        """Outer choices of the mesh whose bound is least, if it is below the best step."""
+        """Outer choices of the mesh with the least bound, if that is below the best step."""
         first = min(waiting, key=lambda group: group.least_seconds, default=None)
         if first is None or first.least_seconds >= best:
             return []
@@ -120,8 +118,8 @@ def best_first(
     most: Callable[[], float],
     more: Callable[[], list[OuterChoice]] = list,
 ) -> Iterator[tuple[float, OuterChoice]]:
-    """(its highest bound, the choice) of those of which none is above `most()`, the least first. Where none is left,
-    there may be `more`, which become part of `choices`."""
+    """Pairs (highest bound, choice) of the choices with no bound above `most()`, the least first. When none is left,
+    `more` may return further ones, which are added to `choices`."""
     heap: list[tuple[float, int, int]] = []
     begun = 0
     while True:
@@ -148,8 +146,8 @@ def best_of_each(steps: Iterable[SolvedStep], level: int) -> list[SolvedStep]:
 
 
 def none_fits(problems: list[StepProblem]) -> InfeasibleError:
-    """The error, with what the leanest stage needs: where that is more than there is, none fits by the costs of blocks;
-    of their programs nothing is proven."""
+    """Error with the memory that the leanest stage needs: if it exceeds the room, none fits by the costs of blocks;
+    nothing is proven of their programs."""
     least = inf
     for problem in problems:
         bounding = problem.bounding
@@ -171,7 +169,7 @@ def none_fits(problems: list[StepProblem]) -> InfeasibleError:
 
 
 def _untried(problems: list[StepProblem], short: float) -> str:
-    """Options that make a step leaner, of which none of the problems had the most. `short`: times the memory needed."""
+    """Options that reduce a step's memory and that no problem used to the full. `short`: times the memory needed."""
     choices = [problem.choice for problem in problems]
     devices = max(choice.stages * choice.replicas * Mesh(choice.inner).size for choice in choices)
     said = [f"--devices {devices * 2 ** max(1, ceil(log2(max(short, 1.0))))}"]

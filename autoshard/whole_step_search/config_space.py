@@ -1,4 +1,4 @@
-"""The outer choices of a whole step: stages, their parts, schedule, replicas, the axes of each, micro-batch, ZeRO."""
+"""Outer choices of a whole step: stages, their parts, schedule, replicas, the axes of each, micro-batch, ZeRO."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Inner = tuple[tuple[str, int], ...]  # of them, (name, size)
 
 @dataclass(frozen=True)
 class ConfigSpace:
-    """What a search may choose. None: everything that divides.
+    """Choices that a search may make. None: everything that divides.
 
-    `keeps` with `KEEP_SOME` for those of the results that each kind of block may keep, tensor by tensor.
-    `blocks` of the longest run of equal ones, `line` blocks in all. `micro_batch`: samples of one replica and pass.
+    `keeps` has `KEEP_SOME` if each kind of block may keep some of its results, tensor by tensor. `blocks`: length of
+    the longest run of equal ones; `line`: all blocks. `micro_batch`: samples of one replica and pass.
     """
 
     devices: int
@@ -48,7 +48,7 @@ class ConfigSpace:
 @dataclass(frozen=True)
 class ParallelConfig:
     """`micro_batches` of `micro_batch` samples on each of `replicas`; every stage has replicas x context x expert x
-    tensor devices. Of the sizes of the second axis, cp or ep, one is 1 at least."""
+    tensor devices. At least one of the second axis's sizes, cp and ep, is 1."""
 
     stages: int
     virtual_stages: int
@@ -78,7 +78,7 @@ class ParallelConfig:
 
 @dataclass
 class RejectedConfigs:
-    """What divides and what doesn't: reasons in words, each with how often it was met."""
+    """Reasons why configurations were rejected, in words, each with how often it was met."""
 
     reasons: dict[str, int] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ class RejectedConfigs:
 def parallel_configs(
     space: ConfigSpace, hardware: Hardware, log: RejectedConfigs | None = None
 ) -> Iterator[ParallelConfig]:
-    """Every choice whose sizes divide. Tensor parallelism stays in a node, unless it is given."""
+    """Every choice whose sizes divide. Tensor parallelism stays in a node, unless its size is given."""
     log = log or RejectedConfigs()
     most = min(space.line, space.devices)
     for message in unsearched(space.context, space.expert, (space.long_tokens, space.experts)):
@@ -118,7 +118,7 @@ def parallel_configs(
 def _second_axes(
     space: ConfigSpace, devices: int, tensor: int, hardware: Hardware, log: RejectedConfigs
 ) -> Iterator[tuple[int, int]]:
-    """With tp=1 a second axis is what tp of its size is, which stays in a node."""
+    """Pairs (cp, ep) of the second axis. With tp=1 one within a node is left out: it does what tp of its size does."""
 
     def apart(size: int) -> bool:
         return tensor > 1 or size > hardware.devices_per_node
@@ -150,7 +150,7 @@ def _of_mesh(
 
 
 def _schedules(space: ConfigSpace, stages: int, count: int, log: RejectedConfigs) -> Iterator[tuple[int, str]]:
-    """1F1B needs less memory than GPipe in the same time: that one is tried where it is asked for."""
+    """Pairs (virtual stages, schedule). 1F1B takes GPipe's time with less memory, so GPipe is only tried on request."""
     if stages == 1:
         if space.virtual_stages in (None, (1,)) or 1 in (space.virtual_stages or ()):
             yield 1, "1f1b"
@@ -172,7 +172,7 @@ def _schedules(space: ConfigSpace, stages: int, count: int, log: RejectedConfigs
 
 
 def _not_interleaved(space: ConfigSpace, stages: int, virtual: int, count: int) -> str:
-    """Why stages have no `virtual` parts of `count` micro-batches; "" where they may."""
+    """Reason why stages can't have `virtual` parts with `count` micro-batches; "" if they can."""
     if space.pinned:
         return "pins of stages leave one part to a stage"
     if space.shared:
@@ -188,7 +188,7 @@ def _not_interleaved(space: ConfigSpace, stages: int, virtual: int, count: int) 
 
 
 def what_divides(space: ConfigSpace, hardware: Hardware) -> str:
-    """What to type where nothing divides: the nearest batches that do, else the numbers of stages that may."""
+    """Options to type when nothing divides: the nearest batches that do, else the numbers of stages that may."""
     batch, parts = space.global_batch, space.micro_batch or (1,)  # only their multiples may be divided
     lower = merge(*(range((batch - 1) // m * m, 0, -m)[: space.devices] for m in parts), reverse=True)
     upper = merge(*(range((batch // m + 1) * m, (batch // m + 1 + space.devices) * m, m) for m in parts))
@@ -206,12 +206,12 @@ def _divides(space: ConfigSpace, hardware: Hardware, batch: int) -> bool:
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
-    """Ascending, at most `most`."""
+    """Divisors of `number`, ascending, at most `most`."""
     return [d for d in range(1, min(number, most or number) + 1) if number % d == 0]
 
 
 def read_choices(option: str, text: str | int | None) -> tuple[int, ...] | None:
-    """`auto`, a number or numbers with commas, each once. UsageError for anything else."""
+    """Sizes from `auto`, a number or numbers with commas, each once. UsageError for anything else."""
     if text in (None, AUTO):
         return None
     try:

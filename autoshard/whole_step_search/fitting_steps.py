@@ -1,8 +1,8 @@
 """One outer choice: the best plans of its stages, and the best of these that fits as it is simulated.
 
-A stage problem counts what a block works with beside all that is kept, and what several chunks keep as their mean: of
-one stage the exact plan takes its place where it may be better; of several, where a plan holds more than there is, as
-much less room is taken to be there.
+A stage problem adds a block's working memory to all that is kept, and counts what several chunks keep as their mean.
+With one stage the exact plan replaces its plan if it may be better; with several, if a plan holds more than there is,
+the room is reduced by as much.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Plans = Iterable[StagePlan | None]
 def fitting_step(
     problem: StepProblem, split: BlockSplit | None, plans_of: Callable[[StepProblem], Plans], level: int
 ) -> SolvedStep | None:
-    """The best plan that fits as it is simulated, of those that `plans_of` makes of the problem, and of it with less
-    room until the first of them fits; else the first; None without any."""
+    """The best plan that fits as it is simulated: of those that `plans_of` makes of the problem, and of it with less
+    room, until one of them fits; else the first plan; None without any."""
     tightened, first, fitting = problem, None, list[SolvedStep]()
     for attempt in range(ROUNDS):
         plans = [plan for plan in dict.fromkeys(plans_of(tightened)) if plan is not None]
@@ -49,8 +49,8 @@ def fitting_step(
 
 
 def best_stages(problem: StepProblem) -> StagePlan | None:
-    """The fastest by the closed form; None where there is none. Where none of several stages fits as the stage problem
-    counts, one that fits by what is surely held: whether it does is for the simulated step to say."""
+    """The fastest plan by the closed form; None if there is none. If no plan of several stages fits by the stage
+    problem's count, one that fits by what is surely held: the simulated step decides whether it fits."""
     plan = solve_stages(problem.stage_problem, LOOSE)
     if not _is_one(problem):
         return plan or solve_stages(problem.bounding, LOOSE)
@@ -67,8 +67,8 @@ def one_stage(problem: StepProblem, points: tuple[int, ...]) -> StagePlan:
 
 
 def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ...] | None:
-    """Points of the one-stage plan with the least seconds of these `fronts`, by kind, within what that holds as it is
-    simulated; None where none fits, or too many are to be followed, or there are more stages."""
+    """Points, by kind, of the one-stage plan with the least seconds of these `fronts` that fits as it is simulated;
+    None if none fits, too many plans would have to be followed, or there are more stages."""
     if not _is_one(problem):
         return None
     blocks, always = _running(problem, fronts)
@@ -76,8 +76,8 @@ def least_points(problem: StepProblem, fronts: Sequence[Front]) -> tuple[int, ..
 
 
 def one_stage_bytes(problem: StepProblem) -> float:
-    """What the plan of one stage that holds least holds, and what is withheld of it; infinite with more stages, and
-    where too many plans are to be followed."""
+    """Bytes held by the one-stage plan that holds least, and those withheld; infinite with more stages, or if too many
+    plans would have to be followed."""
     if not _is_one(problem):
         return np.inf
     blocks, always = _running(problem, [curve.front for curve in problem.fronts])
@@ -90,9 +90,8 @@ def _is_one(problem: StepProblem) -> bool:
 
 
 def _running(problem: StepProblem, fronts: Sequence[Front]) -> tuple[list[RunningBlock], float]:
-    """Blocks along the line, their seconds in `fronts` of a micro-batch with a share of the tail's, and the bytes that
-    are held in any case. Of a single micro-batch the gradients of a block, and of those after it, are there as it
-    runs."""
+    """Blocks along the line, with seconds of `fronts` for a micro-batch and a share of the tail's, and the bytes held
+    in any case. With a single micro-batch the gradients of a block, and of those after it, are held while it runs."""
     fresh = [problem.fresh_bytes(block) for block in range(len(problem.kinds))]
     grad_bytes, blocks = sum(fresh), []
     for block, kind in enumerate(problem.kinds):

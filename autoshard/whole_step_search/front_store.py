@@ -1,4 +1,4 @@
-"""Splits of blocks and what they cost, by the mesh of a replica, its micro-batch and what pins leave there."""
+"""Stores splits of blocks and their costs, by the mesh of a replica, its micro-batch and what pins leave there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, eq=False)
 class SplitCosts:
-    """A split of the short graph and what its blocks cost, by block of it (`made`) and by kind of the whole line."""
+    """Split of the short graph and the costs of its blocks: by block of it (`made`) and by kind of the whole line."""
 
     micro_batch: int
     split: BlockSplit
@@ -39,8 +39,8 @@ class SplitCosts:
 
 @dataclass
 class FrontStore:
-    """Splits and block costs by (axes of a replica, micro-batch, what pins leave there), each made once. `replicas`: of
-    which what is in shards over them is measured."""
+    """Splits and block costs by (axes of a replica, micro-batch, what pins leave there), each computed once.
+    `replicas`: the number with which shards over replicas are measured."""
 
     line: BlockLine
     hardware: Hardware
@@ -64,7 +64,7 @@ class FrontStore:
         self.short = shortened(self.line)
 
     def splits(self, choice: ParallelConfig) -> tuple[SplitCosts, ...]:
-        """Splits of an outer choice that keep the pins. PinRefused where there are none."""
+        """Splits of an outer choice that satisfy the pins. PinRefused if there are none."""
         return self.costs(choice.inner, choice.micro_batch, self._left(choice))
 
     def costs(self, inner: Inner, micro_batch: int, left: Left = NOTHING_SAID) -> tuple[SplitCosts, ...]:
@@ -75,7 +75,7 @@ class FrontStore:
         return self.made[key]
 
     def example(self, error: PinRefused) -> PinRefused:
-        """The first refusal of the same pin."""
+        """First refusal of the same pin."""
         return self.examples.setdefault(error.pin, error)
 
     def _costs(self, inner: Inner, micro_batch: int, left: Left) -> tuple[SplitCosts, ...]:
@@ -90,14 +90,14 @@ class FrontStore:
         return tuple(distinct)
 
     def of_kind(self, hardware: Hardware) -> FrontStore:
-        """The store of one kind of devices of the cluster, for splits that are known here."""
+        """Store for one kind of the cluster's devices, for splits that are known here."""
         if hardware not in self.by_kind:
             store = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
             self.by_kind[hardware] = store
         return self.by_kind[hardware]
 
     def same_split(self, costed: SplitCosts) -> SplitCosts:
-        """What a split that another store found costs here."""
+        """Costs here of a split that another store found."""
         if costed not in self.same:
             short = self._of(costed.micro_batch)
             costs = block_costs(short, costed.split, self.hardware)
@@ -105,7 +105,7 @@ class FrontStore:
         return self.same[costed]
 
     def _left(self, choice: ParallelConfig) -> Left:
-        """What pins leave of the splits of an outer choice."""
+        """Choices that pins leave for the splits of an outer choice."""
         if not self.pins.texts:
             return NOTHING_SAID
         replicas, inner, samples = choice.replicas, choice.inner, choice.micro_batch
@@ -120,7 +120,7 @@ class FrontStore:
         return self.left[key]
 
     def _kept(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:
-        """What `make` makes, or why pins refuse it: that is known from then on."""
+        """Result of `make()`; if pins refuse it, the error is stored and raised again from then on."""
         if key in self.refused:
             raise self.refused[key]
         try:
@@ -143,7 +143,7 @@ class FrontStore:
         return self.carried[samples]
 
     def least_seconds(self, choice: ParallelConfig) -> float:
-        """Below any step of this choice: all products and attention at the peak of the devices, dealt out evenly."""
+        """Lower bound on any step of this choice: all products and attention at peak, shared evenly by the devices."""
         samples = choice.micro_batch
         if samples not in self.ideal:
             graph = rebatched(self.line.graph, samples)
@@ -155,7 +155,7 @@ class FrontStore:
         return each / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
 
     def not_carried(self, samples: int) -> str:
-        """Why the model can't be planned at so many samples, as where no rule fits one alone; "" where it can."""
+        """Reason why the model can't be planned at this many samples, such as no rule for one alone; "" if it can."""
         try:
             self._of(samples)
         except UsageError as error:
@@ -163,8 +163,8 @@ class FrontStore:
         return ""
 
     def sharded(self, costed: SplitCosts) -> tuple[ShardedCosts, ...]:
-        """Costs of the split with weights sharded over replicas, by kind. What shards change is measured with the first
-        micro-batch that is asked for: weights have no batch."""
+        """Costs of the split with weights sharded over replicas, by kind. The effect of shards is measured with the
+        first micro-batch that is asked for: weights have no batch."""
         if costed in self.sharded_made:
             return self.sharded_made[costed]
         key = self._shards_key(costed)
@@ -180,14 +180,14 @@ class FrontStore:
         return kind_costs
 
     def _shards_key(self, costed: SplitCosts) -> tuple[object, ...]:
-        """Equal where shards change the same."""
+        """Key that is equal for splits in which shards have the same effect."""
         return str(costed.split.mesh), costed.split.left.stored, *(op.strategy for op in costed.split.plan.ops)
 
 
 @dataclass
 class FrontStores:
-    """Cost curves of one graph and hardware, by replicas, pins and request: what a search has split and measured the
-    next one finds."""
+    """Cost curves of one graph and hardware, by replicas, pins and request: a later search reuses the splits and
+    measurements of earlier ones."""
 
     graph: Graph
     hardware: Hardware
@@ -206,7 +206,7 @@ def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:
 
 
 def measured_replicas(choices: Iterable[ParallelConfig]) -> int:
-    """The largest number of replicas that is asked for, up to 8: more change nothing but collectives, which are priced
-    apart."""
+    """Largest number of replicas that is asked for, up to 8: more change nothing but collectives, which are priced
+    separately."""
     counts = {choice.replicas for choice in choices if choice.replicas > 1}
     return max((n for n in counts if n <= MEASURED), default=min(counts, default=2))

@@ -1,4 +1,4 @@
-"""A step that was chosen, as a plan: the split of every block on the mesh of one stage, its parts, what blocks keep.
+"""Turns a chosen step into a plan: the split of every block on the mesh of one stage, its parts, what blocks keep.
 
 The graph is that of one micro-batch of all replicas.
 """
@@ -52,10 +52,10 @@ _NUMBERS = frozenset(
 def joint_plan(
     joint: JointResult, hardware: Hardware, origin: Origin, known: Graph | None = None
 ) -> tuple[Graph, Plan]:
-    """The graph of a micro-batch and the plan of `joint.best`, predicted from its own program; in equal shares of the
-    batch, with a note, where it can't be in others.
+    """Graph of a micro-batch and plan of `joint.best`, predicted from its own program. If its unequal shares of the
+    batch are not possible, the shares are equal, with a note.
 
-    `known`: that graph, where it is known better than by carrying the captured one over.
+    `known`: that graph, if it is known better than by resizing the captured one.
     """
     shares = joint.best.problem.batch_shares(joint.best.plan)
     try:
@@ -117,17 +117,16 @@ def _joint_plan(
 
 
 def _certified(plan: Plan, best: SolvedStep) -> Plan:
-    """Nothing is proved of a micro-batch alone: its split was chosen for the whole step."""
+    """Plan without a proof for its micro-batch alone, as its split was chosen for the whole step."""
     by_level = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
     objective = by_level.get(plan.search.level, plan.predicted_seconds)
     return replace(plan, certificate=without_proof(plan.certificate, objective))
 
 
 def confirmed(joint: JointResult, hardware: Hardware, origin: Origin) -> tuple[JointResult, Graph, Plan]:
-    """The best by its own program, one that fits before others, of those that may be: after the first, others are made
-    into plans while the blocks' costs say that they are better than the best program so far that fits, and while none
-    fits those that would, if their programs held as much more than their blocks say. What level 0 minimises is of
-    blocks alone."""
+    """The best step by its own program, fitting ones first. After the first, others are made into plans while the
+    blocks' costs say that they are better than the best fitting program so far and, while none fits, those that would
+    fit if their programs exceeded the blocks' costs by as much. Level 0 minimises costs of blocks alone."""
     plans: list[tuple[SolvedStep, Graph, Plan]] = []
     left = [joint.best, *joint.others]
 
@@ -156,7 +155,7 @@ def confirmed(joint: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
 
 
 def step_seconds(plan: Plan) -> float:
-    """Predicted of the whole step, from the plan's own program."""
+    """Predicted seconds of the whole step, from the plan's own program."""
     return plan.step.predicted_seconds or plan.predicted_seconds
 
 
@@ -168,7 +167,7 @@ def _parts(best: SolvedStep, joint: JointResult) -> tuple[StagePart, ...]:
 
 
 def _kept(best: SolvedStep, joint: JointResult) -> tuple[BlockPolicy, ...]:
-    """What is kept of each block; of a module that occurs several times, the least that is kept anywhere."""
+    """Policy of each block; for a module that occurs several times, the one that keeps least."""
     problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):
         keep = problem.keeps[problem.kinds[k]][point]
@@ -178,7 +177,7 @@ def _kept(best: SolvedStep, joint: JointResult) -> tuple[BlockPolicy, ...]:
 
 
 def _less(keep: str, other: str) -> str:
-    """The policy that keeps less, of two that keep some results that of neither."""
+    """The policy that keeps less; for two different ones that keep some results, the one that keeps none of them."""
     known = [policy for policy in (keep, other) if policy in KEEPS]
     if not known:
         return keep if keep == other else KEEPS[-1]
@@ -187,7 +186,7 @@ def _less(keep: str, other: str) -> str:
 
 
 def other_averages(graph: Graph, samples: int) -> list[str]:
-    """That batch norm in training sees another number of samples than in the model as it was captured."""
+    """Note if batch norm in training averages over another number of samples than in the captured model."""
     batch = batch_size(graph)
     averaging = [op for op in graph.ops if op.target == "aten.batch_norm" and dict(op.attributes).get("training")]
     if samples == batch or not averaging:
@@ -197,8 +196,8 @@ def other_averages(graph: Graph, samples: int) -> list[str]:
 
 
 def kept_counts(graph: Graph, samples: int) -> list[str]:
-    """Notes for a graph without its model's code: it does not show which numbers Python computed of the batch (`loss /
-    len(x)`), and all stay as they are. With those that may be, which are the samples or elements of an input."""
+    """Notes for a graph without its model's code: it does not show which numbers Python computed from the batch (`loss
+    / len(x)`), and all stay unchanged. Lists those that may be: the samples or elements of an input."""
     batch = batch_size(graph)
     if samples == batch:
         return []
@@ -217,7 +216,7 @@ def kept_counts(graph: Graph, samples: int) -> list[str]:
 
 
 def _counts(shape: tuple[int, ...], batch: int) -> Iterator[int]:
-    """The batch, by each product of the other dims."""
+    """The batch times each product of other dims."""
     if shape[:1] == (batch,) and batch:
         dims = [size for size in shape[1:] if size > 1]
         for length in range(len(dims) + 1):

@@ -1,10 +1,10 @@
-"""The best whole step of a space: every outer choice with each split of its blocks, the best of them at the level that
-is asked for.
+"""Finds the best whole step of a space: every outer choice with each split of its blocks, the best at the requested
+level.
 
 No plan of the space is better than the bound, in whatever order its undivided forwards and backwards run that its
 devices' memory allows (level 2). The space: every outer choice; every block split over a replica's devices in one of
-the ways that were found; each block keeping all, what is dear, or its input, and where it is asked for what collectives
-gave beside these.
+the ways that were found; each block keeping all, the expensive results, or its input and, if asked for, the results of
+collectives in addition to these.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def joint_search(
     stores: FrontStores | None = None,
     bounded: bool = True,
 ) -> JointResult:
-    """The best of `space`: the fastest, at level 1 the one that needs least memory, at level 0 the one that has least
-    beside useful work. `stage_of`: blocks that a pin puts on a stage; `again`: what is kept of kinds of blocks that
-    are computed again in any case; `pins`, and what is `asked`, hold in every split of the blocks; `stores`: of earlier
-    searches of this graph and hardware; `bounded`: False where another search has the bound, and none is made of the
-    fastest. InfeasibleError where none fits, UsageError where no mesh has what a pin or a style says."""
+    """The best step of `space`: the fastest; at level 1 the one that needs least memory, at level 0 the one with the
+    least overhead. `stage_of`: blocks that a pin puts on a stage; `again`: policies of kinds of blocks that are
+    recomputed in any case; `pins` and the request `asked` hold in every split of the blocks; `stores`: of earlier
+    searches of this graph and hardware; `bounded`: False if another search has the bound, and the fastest is found
+    without one. InfeasibleError if no step fits, UsageError if no mesh satisfies a pin or a style."""
     pins = pins or StepPins()
     log = RejectedConfigs()
     choices = list(parallel_configs(space, hardware, log))
@@ -115,8 +115,8 @@ def joint_search(
 def _of_kinds(
     problem: StepProblem, store: FrontStore, costed: SplitCosts, graph: Graph, space: ConfigSpace
 ) -> StepProblem:
-    """With the problem on the kind of devices of each stage, or of one stage of each replica, where there are several
-    kinds and replicas may take unequal shares: they wait for each other at the end of a step alone."""
+    """`problem` with a separate problem for the kind of devices of each stage or, with one stage, of each replica, if
+    there are several kinds and replicas may take unequal shares: they wait for each other only at the end of a step."""
     choice, hardware = problem.choice, problem.hardware
     shared = choice.zero < 2 and choice.expert == 1 and choice.micro_batches > 1
     shared = shared and not (space.equal_shares or graph.buffer_updates or graph.dynamic)
@@ -139,7 +139,7 @@ def _of_kinds(
 
 
 def _kept_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs) -> tuple[SplitCosts, ...]:
-    """Splits of an outer choice that keep the pins; where there are none the log says why, by an example of each
+    """Splits of an outer choice that satisfy the pins; if there are none, the log says why, by an example of each
     pin."""
     try:
         return store.splits(choice)
@@ -169,8 +169,8 @@ def _later(
 
 
 def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
-    """What blocks of a kind may keep; of the ways to keep some results those that there are. One that communicates
-    nothing keeps nothing of that."""
+    """Policies for a kind of block: those offered, with `KEEP_SOME` replaced by the ways found. Policies that keep
+    collectives' results are left out of a block that has none."""
     kept_bytes = dict(costs.kept_bytes)
     some = [keep for keep in kept_bytes if keep.startswith(KEEP_SOME)]
     plain = {keep for keep in PLAIN if PLAIN[keep] in offered and kept_bytes[keep] == kept_bytes[PLAIN[keep]]}
@@ -181,7 +181,7 @@ def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
 def _not_some(
     space: ConfigSpace, line: BlockLine, named: set[int], problems: Iterable[tuple[StepProblem, BlockSplit | None]]
 ) -> Iterator[str]:
-    """A note for each kind of block whose results can't be kept one by one, though that is asked for."""
+    """Note for each kind of block whose results can't be kept one by one, although that is asked for."""
     offered = {kind for problem, _ in problems for kind, keeps in enumerate(problem.keeps) if _has_some(keeps)}
     for kind in sorted(named - offered) if KEEP_SOME in space.keeps else ():
         block = next(block for block in line.blocks if block.kind == kind)
@@ -194,7 +194,7 @@ def _has_some(keeps: tuple[str, ...]) -> bool:
 
 
 def _is_again(graph: Graph, path: str) -> bool:
-    """Can all of a block be computed again?"""
+    """Can the whole block be recomputed?"""
     called = called_modules(graph, path)
     return bool(called) and not any(not_again(graph, module, 2) for module in called)
 

@@ -1,7 +1,7 @@
-"""The weights of a plan in shards over the devices that would hold them alike (ZeRO), or as they are used.
+"""Stores the weights of a plan in shards over the devices that would hold them alike (ZeRO), or as they are used.
 
-Every operator keeps its strategy; what changes is where weights are stored, by which collectives they come to their
-uses, and for how long they stay.
+Every operator keeps its strategy; what changes is the storage of weights, the collectives that gather them for their
+uses, and how long they stay.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ DECIDED = "zero"  # who decided where a weight is stored
 
 @dataclass(frozen=True)
 class ZeroRequest:
-    """Stage `level` of ZeRO; weights of no more than `threshold_bytes`, whole, are stored as they are used.
+    """Stage `level` of ZeRO; weights of at most `threshold_bytes`, whole, are stored as they are used.
 
-    `summed`: in shards over those devices alone over which the gradient is a sum, as over replicas. Devices that make
-    the same gradient, as of a norm's weight under tensor parallelism, keep a copy each: more memory, fewer gathers.
+    `summed`: in shards only over the devices over which the gradient is a sum, such as replicas. Devices that compute
+    the same gradient, as for a norm's weight under tensor parallelism, keep a copy each: more memory, fewer gathers.
     """
 
     level: int
@@ -59,8 +59,8 @@ def fastest_stored(
     completed: Callable[[Plan], Plan],
     limit_bytes: float,
 ) -> Plan:
-    """`completed` of the plan with its weights stored in one of the ways that are asked for: the fastest that fits, or
-    the one that needs least. Where all may be, as it was found, too."""
+    """`completed` plan with its weights stored in one of the ways asked for: the fastest that fits, or the one that
+    needs least. If all ways are allowed, the plan as found is a candidate too."""
     copies = any(request.zero_levels) and _copied(plan, graph)
     ways = [
         ZeroRequest(level, request.threshold_bytes, summed)
@@ -86,8 +86,8 @@ def _leaner(plan: Plan) -> tuple[float, float]:
 
 
 def least_step(least: Plan, fastest: Plan) -> Plan:
-    """The plan of level 1: `least`, which holds least in a micro-batch on one stage, or `fastest` where its whole step,
-    in which gradients are added up, needs less."""
+    """Plan of level 1: `least`, which holds least in a micro-batch on one stage, or `fastest` if its whole step, in
+    which gradients are added up, needs less."""
     if _leaner(least) <= _leaner(fastest):
         return least
     certificate = without_proof(fastest.certificate, fastest.predicted_peak_bytes)
@@ -99,8 +99,8 @@ def least_step(least: Plan, fastest: Plan) -> Plan:
 
 
 def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
-    """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole: of places with
-    meshes of their own, the axes of these."""
+    """`plan` with its weights stored as `wanted` says, on the axes on which every use has them whole; with separate
+    meshes for places, on their axes."""
     sharded = _stored_on(plan, graph, hardware, wanted)
     placed = []
     for place_plan in plan.place_plans:
@@ -113,7 +113,7 @@ def with_shards(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroReques
 
 
 def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest) -> Plan:
-    """`plan` with its weights stored so on its own mesh, and no step."""
+    """`plan` with its weights stored as `wanted` on its own mesh, and without a step."""
     chosen = chosen_strategies(plan, graph)
     uses = weight_uses(graph, chosen)
     weights = {p.tensor for p in graph.parameters}
@@ -138,7 +138,7 @@ def _stored_on(plan: Plan, graph: Graph, hardware: Hardware, wanted: ZeroRequest
 
 
 def _noted(sharded: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
-    """What was proved was proved of the plan before."""
+    """`sharded` without the proof, which holds for the plan before, and with a note on its weights."""
     certificate = without_proof(plan.certificate, sharded.predicted_seconds, sharded.certificate.objective_seconds)
     small = f", those of more than {wanted.threshold_bytes / 1024:g} KB," if wanted.threshold_bytes else ""
     over = "sum their gradients" if wanted.summed else "use them alike"
@@ -151,7 +151,7 @@ def _noted(sharded: Plan, plan: Plan, wanted: ZeroRequest) -> Plan:
 
 
 def _copied(plan: Plan, graph: Graph) -> bool:
-    """Does some weight have an axis along which every device uses it whole, and makes the same gradient of it?"""
+    """Does some weight have an axis along which every device uses it whole, and computes the same gradient of it?"""
     uses = weight_uses(graph, chosen_strategies(plan, graph)).values()
     axes = [axis for axis, size in enumerate(plan.mesh.sizes) if size > 1]
     here = any(is_whole(layouts, axis) and not is_summed(layouts, axis) for layouts in uses for axis in axes)
@@ -159,7 +159,7 @@ def _copied(plan: Plan, graph: Graph) -> bool:
 
 
 def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulation, wanted: ZeroRequest) -> list[int]:
-    """The layouts that are wanted of a weight."""
+    """Layouts of a weight that satisfy `wanted`."""
     tensor = graph.tensor(site.name)
     size = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
     whole = wanted.level == 0 or size <= wanted.threshold_bytes
@@ -169,7 +169,7 @@ def _stored(site: Site, uses: list[Layout], graph: Graph, formulation: Formulati
 
 
 def _with_inputs(formulation: Formulation, plan: Plan) -> Formulation:
-    """Inputs and buffers stay where the plan has them."""
+    """Formulation in which inputs and buffers keep the plan's layouts."""
     stored = {t.name: t.layout for t in (*plan.inputs, *plan.buffers)}
     keep = {
         n: [site.layouts.index(stored[site.name])]

@@ -1,6 +1,6 @@
-"""Other points for a plan's blocks within the cuts it has, by what each stage holds as it is simulated.
+"""Reassigns points to a plan's blocks within its stages, by what each stage holds as it is simulated.
 
-A stage problem counts what blocks keep as of all chunks alike, and what one works with beside all that is kept. The
+A stage problem spreads what blocks keep evenly over chunks, and adds a block's working memory to all that is kept. The
 step holds less: a block that keeps most stands where fewest micro-batches are in flight, and last in its part, where it
 works while the others keep little. Of equal blocks every number at each point is tried, with the blocks that keep most
 in the last chunks.
@@ -24,8 +24,8 @@ _MOST = 5_000  # ways to choose of a stage
 
 
 def reassigned_points(problem: StepProblem, plan: StagePlan) -> StagePlan | None:
-    """The plan with the least seconds on each stage that fits; None where none does. `plan` as it is where one stage
-    has all blocks, or where parts have other blocks than one run of equal ones with something before and after it."""
+    """The plan with the least seconds on each stage that fits; None if none does. `plan` itself if one stage has all
+    blocks, or if parts have other blocks than one run of equal ones with something before and after it."""
     run = problem.kinds[problem.stage_problem.run[0]]
     blocks = [[k for k in range(part.first, part.stop) if problem.kinds[k] == run] for part in plan.parts]
     front = problem.fronts[run].front
@@ -54,7 +54,7 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> StagePlan | None
 
 @lru_cache(maxsize=256)
 def _counts(blocks: int, points: int) -> Integers | None:
-    """[way, point]: blocks at each; None where these are too many."""
+    """[way, point]: number of blocks at each point; None if there are too many ways."""
     table = np.zeros((1, 0), np.int64)
     for _ in range(points - 1):
         left = blocks - table.sum(axis=1)
@@ -67,7 +67,7 @@ def _counts(blocks: int, points: int) -> Integers | None:
 
 
 def _placed(counts: Integers, sizes: Integers) -> Integers:
-    """[way, chunk, point]: the blocks of `counts` on chunks of so many, what keeps most on the last chunks."""
+    """[way, chunk, point]: the blocks of `counts` on chunks of these `sizes`, what keeps most on the last chunks."""
     ends = np.column_stack([np.zeros(len(counts), np.int64), counts[:, ::-1].cumsum(axis=1)])
     filled = np.clip(ends[:, :, None] - (sizes.sum() - sizes.cumsum()), 0, sizes)
     placed: Integers = np.moveaxis(np.diff(filled, axis=1)[:, ::-1], 1, 2)
@@ -104,7 +104,7 @@ def _peak(
 def _in_row(
     plan: StagePlan, part: Part, run: Sequence[int], choice: Integers, ways: Integers
 ) -> Iterator[tuple[int, int, Integers]]:
-    """(block, point, how many of each way) in the order of the model: of the run, blocks at each of `choice`."""
+    """Triples (block, point, number of each way) in the order of the model; the run has blocks at each of `choice`."""
     for block in range(part.first, part.stop):
         if run and block == run[0]:
             yield from ((block, int(point), ways[:, place]) for place, point in enumerate(choice))

@@ -1,4 +1,4 @@
-"""What a search of whole steps finds: its plans, simulated by the costs of their blocks, and the bounds on all."""
+"""Results of a search of whole steps: its plans, simulated by the costs of their blocks, and the bounds on all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autoshard.whole_step_search.step_overhead import overhead_of
 
 @dataclass(frozen=True, eq=False)
 class SolvedStep:
-    """A plan of one outer choice and split, simulated by the costs of its blocks. Of one that was made a plan,
-    `program_seconds` and `program_bytes` are of its program; 0 of others."""
+    """Plan of one outer choice and split, simulated by the costs of its blocks. If it was made into a plan,
+    `program_seconds` and `program_bytes` are of its program; else 0."""
 
     problem: StepProblem
     split: BlockSplit | None
@@ -34,7 +34,7 @@ class SolvedStep:
 
     @property
     def peak_bytes(self) -> float:
-        """Peak of the fullest device, as of one that has the problem's capacity."""
+        """Peak of the fullest device, scaled to a device with the problem's capacity."""
         return self.problem.fullest_bytes(self.timeline.peak_bytes)
 
     @property
@@ -43,21 +43,20 @@ class SolvedStep:
 
     @cached_property
     def rest_seconds(self) -> float:
-        """Communicated and done again."""
+        """Seconds of communication, recomputation and replicated computation."""
         return overhead_of(self.problem, self.plan)
 
     def value(self, level: int) -> float:
-        """What a level minimises."""
+        """Value of the step that the level minimises."""
         return {RATIO: lambda: self.rest_seconds, MEMORY: lambda: self.peak_bytes, SPEED: lambda: self.seconds}[level]()
 
 
 @dataclass(frozen=True, eq=False)
 class JointResult:
-    """`best` of a level, and the best of every other outer choice that was simulated, the best first. `bound`: below
-    what the level minimises, of every plan; at level 2 in any order. Counts: of outer choices with a split
-    `considered` and `solved`; `fronts`, of searches of a split. `undivided`: (reason, how often).
-    `limit_bytes`: what programs may hold, where their blocks were given less room (0: as much); the bound is of that
-    limit. `pins`: that all plans keep.
+    """`best` of a level, and the best of every other outer choice that was simulated, the best first. `bound`: lower
+    bound on the level's value, of every plan; at level 2 in any order. Counts: outer choices with a split, `considered`
+    and `solved`; `fronts`, searches of a split. `undivided`: (reason, how often). `limit_bytes`: limit for programs if
+    their blocks had less room (0: the same); the bound is for that limit. `pins`: kept by all plans.
     """
 
     level: int
@@ -79,6 +78,6 @@ class JointResult:
 
     @property
     def gap(self) -> float:
-        """How far what the level minimises, by the costs of blocks, is above the bound, relative to it."""
+        """Gap between the level's value, by the costs of blocks, and the bound, relative to the bound."""
         value = self.best.value(self.level)
         return value / self.bound - 1 if self.bound else 0.0 if value <= 0.0 else float("inf")

@@ -1,4 +1,4 @@
-"""From an outer choice and a split to a stage problem, and from a plan of it to the costs that are simulated."""
+"""Converts an outer choice and a split to a stage problem, and a plan of it to the costs that are simulated."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from autoshard.whole_step_search.config_space import ParallelConfig
 @dataclass(frozen=True, eq=False)
 class StepProblem(Derives):
     """One outer choice with one split. `kinds[k]` of block k; `costs` and `keeps` by kind; `allowed[s, k]`: may block k
-    be on stage s. `sharded`: by kind, where weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
-    `by_stage`: where stages are of several kinds of devices, the problem with all of them of that stage's kind, and
-    `cluster` there, which has what goes between stages. `by_replica`: the same of one stage whose replicas are on
-    several kinds: a micro-batch takes the harmonic mean of what it takes on each, as if slices could be dealt out in
-    any shares; what is simulated is the replica that takes longest, in the best shares of whole slices."""
+    be on stage s. `sharded`: by kind, if weights are in shards (ZeRO). `withheld_bytes`: of a stage's capacity.
+    `by_stage`: if stages are on several kinds of devices, the problem with all of them on that stage's kind, with
+    `cluster` for transfers between stages. `by_replica`: the same for one stage whose replicas are on several kinds: a
+    micro-batch takes the harmonic mean of its times on each, as if slices could be split in any shares; the simulation
+    is of the replica that takes longest, in the best shares of whole slices."""
 
     choice: ParallelConfig
     kinds: tuple[int, ...]
@@ -72,7 +72,7 @@ class StepProblem(Derives):
         return np.array([self.of_stage(stage).capacity_bytes for stage in range(self.choice.stages)])
 
     def fullest_bytes(self, peak_bytes: Sequence[float]) -> float:
-        """Peak of the stage that is fullest for what its devices have, as of one that has `capacity_bytes`."""
+        """Peak of the stage that is fullest relative to its devices' memory, scaled to `capacity_bytes`."""
         return max(
             peak if room == self.capacity_bytes else peak * self.capacity_bytes / room
             for peak, room in zip(peak_bytes, self.capacities.tolist(), strict=True)
@@ -84,7 +84,7 @@ class StepProblem(Derives):
 
     @cached_property
     def fronts(self) -> tuple[BlockFront, ...]:
-        """By kind."""
+        """Fronts by kind."""
         kinds, zero = self.kinds, self.choice.zero
         first = self.kinds.count(kinds[0]) == 1
         if zero == 3:
@@ -110,7 +110,7 @@ class StepProblem(Derives):
         )
 
     def batch_shares(self, plan: StagePlan) -> tuple[int, ...]:
-        """How many slices of a step each replica computes, where there are several kinds; the best of a plan."""
+        """Slices of a step for each replica if there are several kinds of devices: the best shares for a plan."""
         pairs = [*zip(self.kinds, plan.points, strict=True)]
         each = {
             problem: sum(float(problem.fronts[kind].front.seconds[point]) for kind, point in pairs)
@@ -121,8 +121,7 @@ class StepProblem(Derives):
 
     @property
     def _surely_tied(self) -> float:
-        """Seconds that the first stage exchanges gradients with the last one, of weights that the last block reads,
-        too."""
+        """Seconds in which the first and the last stage exchange gradients of weights that the last block reads too."""
         return self._copied_seconds(self.kinds[-1:]) if self.choice.stages > 1 else 0.0
 
     def _copied_seconds(self, kinds: Sequence[int]) -> float:
@@ -133,7 +132,7 @@ class StepProblem(Derives):
         return sum(map(self._sent_seconds, sizes))
 
     def _sent_seconds(self, size: float) -> float:
-        """Seconds that bytes take from one stage to another."""
+        """Seconds to send this many bytes from one stage to another."""
         return joint_seconds(self.cluster or self.hardware, self.mesh, (STAGES,), "send_receive", size)
 
     @property
@@ -143,7 +142,7 @@ class StepProblem(Derives):
         return tuple(costs.once[zero - 1] for costs in self.sharded) if zero else self.costs
 
     def _ends(self, plan: StagePlan) -> tuple[float, float]:
-        """Seconds of (forward, backward) that the blocks' own do not have."""
+        """Seconds of (forward, backward) not included in the blocks' own."""
         if self.choice.zero < 3 or self.choice.stages > 1 or len(self.kinds) < 2:
             return 0.0, 0.0
 
@@ -164,8 +163,8 @@ class StepProblem(Derives):
 
     @property
     def any_order_least(self) -> float:
-        """Below the step of every plan of this choice: work that could be dealt out in any shares, each stage starting
-        once a micro-batch has passed those before it."""
+        """Lower bound on the step of every plan of this choice: work split in any shares, each stage starting once a
+        micro-batch has passed those before it."""
         choice = self.choice
         if choice.virtual_stages > 1:
             one = min(
@@ -175,7 +174,7 @@ class StepProblem(Derives):
         return self.least_seconds / (1 - (1 - 1 / choice.micro_batches) ** choice.stages)
 
     def received_seconds(self, block: int) -> float:
-        """Seconds to receive what a block reads of stages before."""
+        """Seconds to receive what a block reads from earlier stages."""
         if self.choice.stages == 1:
             return 0.0
         return self._sent_seconds(self.costs[self.kinds[block]].received_bytes)
@@ -203,8 +202,8 @@ class StepProblem(Derives):
 
     @cached_property
     def bounding(self) -> StageProblem:
-        """The stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` counts what
-        several chunks keep as the mean of all, and what any block works with as beside all that is kept."""
+        """Stage problem whose bounds hold for every plan that fits as it is simulated: `stage_problem` spreads what
+        several chunks keep evenly, and adds any block's working memory to all that is kept."""
         if self.by_stage:
             each = tuple(problem.bounding for problem in self.by_stage)
             fronts = tuple(problem.fronts for problem in each)
@@ -220,8 +219,8 @@ class StepProblem(Derives):
 
     @property
     def one_stage_least_bytes(self) -> float:
-        """Below what a plan of one stage holds, 0 with more: as each block runs, what it and those before it keep, what
-        it works with, and of a single micro-batch the gradients of those after it."""
+        """Lower bound on the bytes of a one-stage plan, 0 with more: as each block runs, what it and those before it
+        keep, its working memory, and with a single micro-batch the gradients of those after it."""
         if self.choice.stages > 1:
             return 0.0
         zero = self.choice.zero == 1 and self._alone
@@ -239,15 +238,15 @@ class StepProblem(Derives):
 
     @property
     def _late_beside(self) -> float:
-        """Exposed seconds of collectives after the last backward: see `late_exposed`, which ZeRO 1 alone has."""
+        """Exposed seconds for each second of collectives after the last backward (`late_exposed`); ZeRO 1 only."""
         if self.choice.zero != 1:
             return 0.0
         return 1.0 if takes_turns(self.mesh, self.hardware) else self.hardware.constant("overlap.slowdown")
 
     @property
     def _surely_held(self) -> tuple[Front, ...]:
-        """By kind: a single micro-batch finds no gradients. Collectives after the last backward are counted by
-        themselves, not with the first block's tail."""
+        """Fronts by kind, without gradients for a single micro-batch, which finds none. Collectives after the last
+        backward are counted separately, not in the first block's tail."""
         fronts = []
         for kind, curve in enumerate(self.fronts):
             absent_bytes = self.fresh_bytes(self._block[kind]) if kind in self._block else 0.0
@@ -265,7 +264,7 @@ class StepProblem(Derives):
 
     @property
     def _works(self) -> list[Floats]:
-        """By kind: bytes that a block works with at each point."""
+        """Working bytes of a block at each point, by kind."""
         return [
             np.array([self.working_bytes(self._block[kind], point) for point in range(curve.front.points)])
             if kind in self._block
@@ -274,7 +273,7 @@ class StepProblem(Derives):
         ]
 
     def _with_working(self, fronts: tuple[Front, ...]) -> tuple[Front, ...]:
-        """The curves of one chunk plus the working bytes that a stage surely needs with a block of the kind on it. The
+        """Fronts of one chunk plus the working bytes that a stage surely needs with a block of the kind on it. The
         line's last block is its stage's."""
         works, last = self._works, self.kinds[-1]
         needed = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
@@ -295,20 +294,20 @@ class StepProblem(Derives):
 
     @cached_property
     def _entering(self) -> float:
-        """Bytes of the least that a stage receives of the one before, of one micro-batch."""
+        """Least bytes that a stage receives from the one before, for one micro-batch."""
         return min((self.costs[kind].following_bytes for kind in self.kinds[1:]), default=0.0)
 
     @property
     def _handed(self) -> tuple[Floats, Floats]:
-        """Bytes of a stage: of the output of each micro-batch that it holds, and of sends that its own order alone has
-        in flight."""
+        """Bytes of a stage: the output of each micro-batch that it holds, and the sends in flight that only its own
+        order causes."""
         gives = np.arange(self.choice.stages) < self.choice.stages - 1
         sent = np.array([stage.sent for stage in self._values]) * (self.choice.stages > 1)
         return np.array(gives * self._entering, float), np.array(sent * self._entering, float)
 
     @cached_property
     def _room(self) -> Floats:
-        """Bytes of each stage, without what stages give each other as it is fullest (an input of each micro-batch is
+        """Bytes of each stage, without transfers between stages at its fullest moment (an input of each micro-batch is
         among what its blocks keep) and, on the last, the copy of shared parameters of the last block: blocks before it
         may stand on other stages, where the simulated step counts theirs."""
         choice = self.choice
@@ -320,8 +319,8 @@ class StepProblem(Derives):
         return room
 
     def step_costs(self, plan: StagePlan) -> StepCosts:
-        """What is simulated: receive buffers and sends of the very cuts, collectives once a step where nothing hides
-        them."""
+        """Costs to simulate: receive buffers and sends at the plan's stage boundaries, exposed collectives once a
+        step."""
         choice = self.choice
         if self.by_replica:
             shares = zip(self.batch_shares(plan), self.by_replica, strict=True)
@@ -358,7 +357,7 @@ class StepProblem(Derives):
         return StepCosts(choice.schedule, choice.micro_batches, parts, tuple(stages))
 
     def _tied_seconds(self, stage: int, plan: StagePlan) -> float:
-        """Seconds that a stage exchanges gradients of weights that a later block reads, too: the line's first block,
+        """Seconds in which a stage exchanges gradients of weights that a later block reads too: the line's first block,
         which has them, is on stage 0."""
         if self.choice.stages == 1:
             return 0.0
@@ -367,11 +366,11 @@ class StepProblem(Derives):
 
     @property
     def _alone(self) -> bool:
-        """Is there one micro-batch, which finds no gradients? Those of blocks are there from their backward on."""
+        """Is there a single micro-batch, which finds no gradients? A block's gradients exist from its backward on."""
         return self.choice.micro_batches == 1
 
     def always_bytes(self, block: int) -> float:
-        """Bytes of a block at any point that are held all through the step."""
+        """Bytes of a block, at any point, that are held all through the step."""
         curve = self.fronts[self.kinds[block]]
         whole = curve.costs.held.gradient_bytes * (self._alone and self.choice.zero == 1)
         return float(curve.front.static_bytes[0]) - whole - self.fresh_bytes(block)
@@ -383,14 +382,14 @@ class StepProblem(Derives):
         return whole if self._alone else 0.0
 
     def working_bytes(self, block: int, point: int) -> float:
-        """Whole gradients of a single micro-batch are scattered block by block, as ZeRO 2 does with those of each."""
+        """Working bytes of a block. ZeRO 1 scatters a single micro-batch's gradients block by block, like ZeRO 2."""
         kind = self.kinds[block]
         if self._alone and self.choice.zero == 1:
             return dict(self.sharded[kind].once[1].working_bytes)[self.keeps[kind][point]]
         return float(self.fronts[kind].front.working_bytes[point])
 
     def _scattered_last(self, part: Part) -> float:
-        """Exposed seconds of a backward under ZeRO 2: gradients that no block of the part is left to hide."""
+        """Exposed seconds of a backward under ZeRO 2, for gradients that no remaining block of the part hides."""
         if self.choice.zero != 2 or takes_turns(self.mesh, self.hardware):
             return 0.0
         number = min(1, part.stop - 1) if part.first == 0 else part.first
@@ -400,7 +399,7 @@ class StepProblem(Derives):
         return max(0.0, moving - before) if number else 0.0
 
     def _part(self, part: Part, plan: StagePlan) -> PartCosts:
-        """While a block runs, those after it keep nothing: either not yet or no more."""
+        """Costs of a part. While a block runs, those after it keep nothing: not yet, or no longer."""
         forward, backward = self._ends(plan)
         retained = most = once = copies = gathered = 0.0
         fresh_bytes = sum(map(self.fresh_bytes, range(part.first, part.stop))) if self._alone else 0.0
@@ -423,7 +422,7 @@ class StepProblem(Derives):
         )
 
     def _received(self, costs: PartCosts, part: Part) -> PartCosts:
-        """With what enters it from the stage before."""
+        """Costs of a part with those of its input from the stage before."""
         if part.first == 0 or self.choice.stages == 1:
             return costs
         entering = self.of_stage(part.stage).costs[self.kinds[part.first]]
@@ -435,8 +434,8 @@ class StepProblem(Derives):
 
 
 def _mean(front: Front, each: Sequence[Front]) -> Front:
-    """`front` with the harmonic mean of the seconds on each replica. No shares of slices take less than this mean of
-    whole slices, of which the sum over blocks and passes of their means is no more."""
+    """`front` with the harmonic mean of the seconds on each replica. No shares of whole slices take less than this
+    mean, of which the sum over blocks and passes of their means is no more."""
 
     def mean(seconds: Sequence[Floats]) -> Floats:
         with np.errstate(divide="ignore"):
@@ -448,7 +447,7 @@ def _mean(front: Front, each: Sequence[Front]) -> Front:
 
 
 def _least_of(each: Sequence[tuple[Front, ...]]) -> tuple[Front, ...]:
-    """By kind of block: of every point the least that any of `each` has."""
+    """Front by kind of block: at every point the least that any of `each` has."""
     return tuple(_least(fronts) for fronts in zip(*dict.fromkeys(each), strict=True))
 
 

@@ -1,7 +1,7 @@
-"""What each level minimises of a whole step, and how an outer choice's best step is found: a row of OBJECTIVES each.
+"""Objectives of the levels of a whole step, and how an outer choice's best step is found: a row of OBJECTIVES each.
 
-0 `ratio`   what devices communicate and compute again: a sum over blocks and cuts, so that its least within the memory
-            of stages is found exactly (step_overhead.py)
+0 `ratio`   what devices communicate and recompute: a sum over blocks and stage boundaries, so that its least within the
+            memory of stages is found exactly (step_overhead.py)
 1 `memory`  what the fullest device holds: the fastest plan that holds no more than the least of its outer choice
 2 `speed`   the simulated step: stages by their closed form, exactly
 """
@@ -41,22 +41,22 @@ FAR = 0.9  # the closed form is at most this much above the simulated step
 
 
 def _any_order(choice: OuterChoice) -> float:
-    """Below every step, whatever memory there is."""
+    """Lower bound on every step, whatever memory there is."""
     return choice.problem.any_order_least
 
 
 def _room(choice: OuterChoice) -> RoomBound:
-    """Bound of every plan that fits as it is simulated."""
+    """Bound on every plan that fits as it is simulated."""
     return RoomBound(choice.problem.bounding)
 
 
 def _roomed(choice: OuterChoice) -> float:
-    """Below every step that fits."""
+    """Lower bound on every step that fits."""
     return choice.once(_room).step_seconds
 
 
 def _form(choice: OuterChoice) -> float:
-    """Below the step of every plan that fits as `best_stages` counts memory, as far as its closed form may be above."""
+    """Lower bound on steps of plans that fit by `best_stages`' count of memory, with slack for its closed form."""
     room = choice.once(_room)
     counted = room if choice.problem.choice.stages == 1 else RoomBound(choice.problem.stage_problem)
     form = counted if np.isfinite(counted.slowest_seconds) else room
@@ -80,7 +80,7 @@ def _in_any_order(best: float) -> Sequence[Bound]:
 
 
 def _shared_bytes(choice: OuterChoice) -> float:
-    """Below what the fullest stage holds: an equal share of the leanest."""
+    """Lower bound on what the fullest stage holds: an equal share of the leanest blocks."""
     problem = choice.problem.bounding
     sizes = [[float(points.min()) for points in problem.point_bytes(stage)] for stage in range(problem.stages)]
     each: Floats = np.min(sizes, axis=0)
@@ -89,8 +89,8 @@ def _shared_bytes(choice: OuterChoice) -> float:
 
 
 def _held_bytes(choice: OuterChoice) -> float:
-    """The same, exactly by what each stage surely holds: with several chunks only blocks of the run that is dealt out
-    count what they keep."""
+    """Lower bound on what the fullest stage holds, exactly by what each stage surely holds: with several chunks only
+    blocks of the run that is split over stages count what they keep."""
     problem = choice.problem
     held = least_bytes(problem.bounding, _beside(problem, problem.bounding))
     return _within(problem, max(held, problem.one_stage_least_bytes))
@@ -101,7 +101,7 @@ def _within(problem: StepProblem, size: float) -> float:
 
 
 def _beside(problem: StepProblem, counted: StageProblem) -> Floats:
-    """What a stage holds beside its blocks."""
+    """Bytes that a stage holds in addition to its blocks."""
     return problem.capacity_bytes - counted.capacity_bytes
 
 
@@ -110,7 +110,7 @@ def _leanest(choice: OuterChoice, best: float) -> SolvedStep | None:
 
 
 def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
-    """The fastest plan that holds no more than the least; where that is more than there is, as much as there is."""
+    """The fastest plan that holds no more than the least possible, or than the capacity if that is lower."""
     room = one_stage_bytes(problem)
     if not np.isfinite(room):
         room = least_bytes(problem.stage_problem, _beside(problem, problem.stage_problem))
@@ -122,7 +122,7 @@ def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
 
 
 def _least_rest(choice: OuterChoice) -> float:
-    """Below the rest of every plan, whatever memory there is."""
+    """Lower bound on the overhead of every plan, whatever memory there is."""
     problem = choice.problem
     owns, count = problem.once(overhead_fronts), problem.choice.micro_batches
     least = [float((front.seconds + front.tail_seconds / count).min()) for front in owns]
@@ -132,7 +132,7 @@ def _least_rest(choice: OuterChoice) -> float:
 
 
 def _fitting_rest(choice: OuterChoice) -> float:
-    """Below the rest of every plan that fits as it is simulated."""
+    """Lower bound on the overhead of every plan that fits as it is simulated."""
     problem = choice.problem
     roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + ROUNDING))
     solution = solve_sum(with_overhead(roomy, roomy.bounding), _entering(problem))
@@ -149,7 +149,7 @@ def _least_overhead(choice: OuterChoice, best: float) -> SolvedStep | None:
 
 def _least_plans(problem: StepProblem) -> list[StagePlan | None]:
     """Plans of the least overhead: on one stage by what it holds exactly; else of those that fit by the count of
-    `stage_problem`, and of all that may; where none may, the fastest."""
+    `stage_problem`, and of all that may fit; if none may, the fastest."""
     points = least_points(problem, problem.once(overhead_fronts))
     if points is not None:
         return [one_stage(problem, points)]
@@ -163,7 +163,7 @@ def _timed(problem: StepProblem, plan: StagePlan) -> StagePlan:
 
 
 def _entering(problem: StepProblem) -> Floats:
-    """Seconds of what is sent before each block, its gradient back with it."""
+    """Seconds to send what enters each block, and its gradient back."""
     return np.array([2 * problem.received_seconds(block) for block in range(len(problem.kinds))])
 
 

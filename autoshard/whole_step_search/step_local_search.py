@@ -1,9 +1,9 @@
-"""Plans near one that was found, of the same outer choice, by their simulated steps: a block to the stage beside it, a
-block at another point, two blocks of a stage at each other's.
+"""Local search near a plan, in the same outer choice, by simulated steps: moves a block to the next stage, a block to
+another point, or swaps the points of two blocks of a stage.
 
-Stages are cut by a closed form, which is exact for equal stages alone, and by a count of memory that is never too
-little: with few micro-batches, few blocks on a stage or a nearly full device another cut may be faster by a fifth, or
-the only one that fits.
+Stages are split by a closed form, which is exact only for equal stages, and by a count of memory that is never too low:
+with few micro-batches, few blocks on a stage or a nearly full device another split may be faster by a fifth, or the
+only one that fits.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Known = Callable[[StepProblem, StagePlan, StepCosts], float]
 
 
 class StepRank(NamedTuple):
-    """Bytes of all stages that are too many; of what is minimised as much as is known before a step is simulated;
-    seconds. The less, the better, the first before the others."""
+    """Rank of a step, less is better, compared in order: bytes above the limit, of all stages; the objective as far as
+    it is known before simulation; seconds."""
 
     over: float
     known: float
@@ -44,20 +44,20 @@ class StepRank(NamedTuple):
         return over < self.over or (over == self.over and known <= self.known * (1 + ROUNDING))
 
     def is_better(self, other: StepRank) -> bool:
-        """`other` than this one."""
+        """Is `other` better than this one?"""
         if other.over != self.over:
             return other.over < self.over
         return other.known < self.known * (1 - ROUNDING) or other.seconds < self.seconds * (1 - ROUNDING)
 
 
 class StepLocalSearch:
-    """Looks around plans as long as its effort lasts. `known`: of what is minimised, before a step is simulated."""
+    """Searches around plans while its effort lasts. `known`: part of the objective known before a step is simulated."""
 
     def __init__(self, known: Known = lambda problem, plan, costs: 0.0) -> None:
         self.left, self.known = EFFORT, known
 
     def best(self, step: SolvedStep) -> SolvedStep:
-        """A step that fits and is better than `step`, or fits where that does not; else `step`."""
+        """Step that fits and is better than `step`, or fits where `step` does not; else `step`."""
         problem, costs = step.problem, step.timeline.costs
         value = StepRank(_over(problem, costs), self.known(problem, step.plan, costs), step.seconds)
         better = True
@@ -74,7 +74,7 @@ class StepLocalSearch:
         return step
 
     def _better(self, problem: StepProblem, plan: StagePlan, value: StepRank) -> tuple[StepRank, StepTimeline] | None:
-        """Where it is better than `value`."""
+        """Rank and timeline of `plan` if it is better than `value`; else None."""
         self.left -= _OF_BLOCK * len(problem.kinds)
         costs = problem.step_costs(plan)
         over, known = _over(problem, costs), self.known(problem, plan, costs)
@@ -87,7 +87,7 @@ class StepLocalSearch:
 
 
 def _over(problem: StepProblem, costs: StepCosts) -> float:
-    """Bytes of all stages that are too many."""
+    """Bytes above the limit, summed over stages."""
     if fits(problem.fullest_bytes(costs.peak_bytes), problem.capacity_bytes):
         return 0.0
     return float(np.maximum(np.array(costs.peak_bytes) - problem.capacities, 0.0).sum())
@@ -109,19 +109,19 @@ def _of(problem: StepProblem, parts: tuple[Part, ...], points: tuple[int, ...]) 
 
 
 def _dealt(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
-    """`plan` of other cuts as it is, and with points chosen for these cuts."""
+    """Plans for the stage boundaries of `plan`: with its points, and with points chosen for these boundaries."""
     recut = _of(problem, plan.parts, plan.points)
     other = reassigned_points(problem, recut)
     return [recut, other] if other and other != recut else [recut]
 
 
 def _by_bytes(problem: StepProblem) -> list[list[int]]:
-    """By kind: the points of which none is worse than another, the leanest first."""
+    """Points of each kind that no other point dominates, the leanest first."""
     return [undominated(curve.front.seconds, curve.front.kept_bytes).tolist() for curve in problem.fronts]
 
 
 def _other_cuts(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[Part, ...]]:
-    """A block of each chunk from one stage to another, and with it one of each stage between to the next; near stages
+    """Parts with a block of each chunk moved to another stage, and one of each stage between to the next; near stages
     first."""
     counted, stages = problem.stage_problem, problem.choice.stages
     start, stop = counted.run if counted.chunks > 1 else (0, len(counted.line))
@@ -143,7 +143,7 @@ def _other_cuts(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[Part, .
 
 
 def _other_points(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(block, points): one block at the next point, or two of a kind and stage at each other's."""
+    """Pairs (block, points): one block at the next point, or two of a kind and stage with their points swapped."""
     points, ranked = list(plan.points), _by_bytes(problem)
     stage_of = [part.stage for part in plan.parts for _ in range(part.first, part.stop)]
     for block, kind in enumerate(problem.kinds):
@@ -161,8 +161,8 @@ def _other_points(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[int, 
 
 
 def nearby_steps(steps: list[SolvedStep], level: int, known: Known) -> list[SolvedStep]:
-    """What fits of `steps`, better ones near them in their place, and what fits near the others. The best are looked at
-    first."""
+    """Steps that fit: `steps`, each replaced by a better one near it if there is one, or by one that fits if it does
+    not. The best are searched first."""
     search, best = StepLocalSearch(known), min((step.value(level) for step in steps if step.fits), default=np.inf)
     nearby = []
     for step in sorted(steps, key=lambda step: step.value(level)):

@@ -1,9 +1,9 @@
-"""What level 0 minimises of a whole step: seconds that go to the rest beside useful work, of a device on average.
+"""Overhead of a whole step, which level 0 minimises: seconds of all but useful work, of a device on average.
 
-The rest is what devices communicate, each collective and each send as long as it takes by itself, and what is computed
-that another device computes too or that the same device has computed before. Nothing overlaps, and what stages wait for
-each other does not count. Useful work is the same for every plan, in operations, so the least rest is the most of it
-for each second of the rest.
+Overhead is communication, each collective and each send as long as it takes by itself, and computation that another
+device also does or that the same device has done before. Nothing overlaps, and stages' waits for each other do not
+count. Useful work is the same for every plan, in operations, so the least overhead is the most useful work for each
+second of it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from autoshard.whole_step_search.step_costs import StepProblem
 
 
 def overhead_fronts(problem: StepProblem) -> tuple[Front, ...]:
-    """By kind: the points of its fronts with the memory that they have, and the rest in place of their seconds."""
+    """Fronts by kind: points with their memory, and overhead in place of their seconds."""
     return tuple(_rest(problem, kind, curve) for kind, curve in enumerate(problem.fronts))
 
 
 def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
-    """The stage problem `counted` with overhead in place of seconds: its stages add up to the overhead of a step."""
+    """Stage problem `counted` with overhead in place of seconds: its stages add up to the overhead of a step."""
     pairs = zip(counted.fronts, problem.once(overhead_fronts), strict=True)
     fronts = (
         replace(
@@ -39,7 +39,7 @@ def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
 
 
 def overhead_of(problem: StepProblem, plan: StagePlan) -> float:
-    """Seconds of a step, the mean of all devices."""
+    """Overhead seconds of a step, mean over devices."""
     fronts, choice = problem.once(overhead_fronts), problem.choice
     owns = [(fronts[kind], point) for kind, point in zip(problem.kinds, plan.points, strict=True)]
     each = sum(float(front.seconds[point] + front.tail_seconds[point] / choice.micro_batches) for front, point in owns)
@@ -48,7 +48,7 @@ def overhead_of(problem: StepProblem, plan: StagePlan) -> float:
 
 
 def mean_seconds(problem: StepProblem, each: float) -> float:
-    """Mean over devices of seconds in a step; `each`: of one micro-batch, summed over stages."""
+    """Mean over devices of seconds in a step; `each`: seconds of one micro-batch, summed over stages."""
     return problem.choice.micro_batches * each / problem.choice.stages
 
 
@@ -72,8 +72,7 @@ def _rest(problem: StepProblem, kind: int, curve: BlockFront) -> Front:
 
 
 def _between_replicas(problem: StepProblem, kind: int, keep: str) -> float:
-    """Seconds of a micro-batch: weights that are gathered for it and gradients that are scattered, as the block's front
-    has them."""
+    """Seconds of a micro-batch to gather weights and scatter gradients, as in the block's front."""
     zero = problem.choice.zero
     if not zero:
         return 0.0

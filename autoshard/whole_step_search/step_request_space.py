@@ -1,4 +1,4 @@
-"""From what a user asks of a whole step to the space that is searched."""
+"""Converts a user's request for a whole step to the space that is searched."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def searched_step(
     stores: FrontStores | None = None,
     bounded: bool = True,
 ) -> JointResult:
-    """The best whole step that `wanted` leaves. UsageError for settings that such a search does not have,
-    InfeasibleError where nothing divides or fits. `stores` and `bounded` as in `joint_search`."""
+    """The best whole step that `wanted` allows. UsageError for settings that this search does not have, InfeasibleError
+    if nothing divides or fits. `stores` and `bounded` as in `joint_search`."""
     _check(graph, wanted)
     if hardware.kinds and wanted.level != SPEED:
         message = f"--level {wanted.level} of a step that is searched for is not offered on several kinds of devices"
@@ -66,8 +66,8 @@ def searched_step(
 
 
 def pins_of(graph: Graph, wanted: SearchRequest) -> StepPins:
-    """All operator pins: of the model's code, the file and the command. Stage pins are apart. UsageError where one
-    can't be."""
+    """All operator pins: from the model's code, the file and the command, without stage pins. UsageError if one is not
+    possible."""
     filed = pin_file_texts(wanted.pins_file) if wanted.pins_file else ()
     said = [text for text in (*filed, *wanted.pins) if not text.startswith(STAGE_PIN)]
     return step_pins(graph, (*(f"op:{name}={how}" for name, how in graph.strategies), *said))
@@ -100,7 +100,7 @@ def _check_experts(graph: Graph, said: Count) -> None:
 
 
 def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
-    """UsageError where the model can't be planned at another batch than its own, with what can be typed instead."""
+    """Raises UsageError, with options to type instead, if the model can't be planned at another batch than its own."""
     batch = batch_size(graph)
     try:
         rebatched(graph, 2 * batch)
@@ -109,7 +109,7 @@ def _check_batch(graph: Graph, wanted: SearchRequest) -> None:
 
 
 def with_mesh(graph: Graph, wanted: SearchRequest) -> str:
-    """Options for a step of micro-batches of the captured batch, on a mesh that is not searched for."""
+    """Options for a step of micro-batches of the captured batch, on a given mesh, without a search for one."""
     assert wanted.devices is not None and wanted.step.global_batch is not None
     batch = batch_size(graph)
     replicas = math.gcd(wanted.devices, batch)
@@ -120,7 +120,7 @@ def with_mesh(graph: Graph, wanted: SearchRequest) -> str:
 
 
 def space_of(line: BlockLine, wanted: SearchRequest) -> ConfigSpace:
-    """The outer choices that the options leave."""
+    """Outer choices that the options leave."""
     step = wanted.step
     assert wanted.devices is not None and step.global_batch is not None
     keeps = SEARCHED if step.recompute in (None, AUTO) else tuple(str(step.recompute).split(","))
@@ -149,7 +149,7 @@ def space_of(line: BlockLine, wanted: SearchRequest) -> ConfigSpace:
 
 
 def _zero(wanted: SearchRequest) -> tuple[int, ...] | None:
-    """Stages of ZeRO that are searched. UsageError where the style has another than those that are asked for."""
+    """Stages of ZeRO to search. UsageError if the style has another than those asked for."""
     said, level = wanted.step.zero_levels, ZERO_OF_STYLE.get(wanted.strategy)
     if level is None:
         return said or None
@@ -161,17 +161,17 @@ def _zero(wanted: SearchRequest) -> tuple[int, ...] | None:
 
 
 def _second(option: str, said: Count) -> tuple[int, ...] | None:
-    """A second axis takes long to search, and is searched where it is asked for."""
+    """Sizes of a second axis, which takes long to search; 1 unless it is asked for."""
     return (1,) if said is None else read_choices(option, said)
 
 
 def _least_stages(wanted: SearchRequest) -> int:
-    """One more than the last stage that a pin names."""
+    """Least number of stages: one more than the last stage that a pin names."""
     return 1 + max((pin.stage for pin in wanted.step.pins), default=0)
 
 
 def _shared_by_all(line: BlockLine) -> str:
-    """A trained parameter that every block of the longest run of equal ones reads, as it is or cast; "" without one."""
+    """Trained parameter that every block of the longest run of equal ones reads, directly or cast; "" without one."""
     run = max(line.runs(), key=len)
     cast = {op.results[0]: op.operands[0] for op in line.graph.ops if op.target == CAST}
     read = [{cast.get(name, name) for op in line.ops(line.blocks[k]) for name in op.operands if name} for k in run]
@@ -180,8 +180,8 @@ def _shared_by_all(line: BlockLine) -> str:
 
 
 def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, str]:
-    """What is kept of kinds of blocks that the model wants computed again. UsageError where that is not the same of
-    equal blocks."""
+    """Policies of the kinds of blocks that the model wants recomputed. UsageError if equal blocks have different
+    ones."""
     if wanted.step.recompute is not None:
         return {}
     policies = recomputed_blocks(graph, tuple(block.module for block in line.blocks if block.module))
@@ -198,7 +198,7 @@ def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, st
 
 
 def _pinned(line: BlockLine, pins: tuple[StagePin, ...]) -> dict[int, int]:
-    """Block -> stage. UsageError for a pin of no whole block."""
+    """Stage of each pinned block. UsageError for a pin that names no whole block."""
     stage_of: dict[int, int] = {}
     for pin in pins:
         blocks = [

@@ -1,4 +1,4 @@
-"""Between the eager program and the sharded part: whole tensors, local parts or DTensors in and out, with gradients."""
+"""Boundary of the sharded part in an eager program: whole tensors, local parts or DTensors, with gradients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = [
 
 
 def local_shape(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Of this device's part."""
+    """Shape of this device's part."""
     return tuple(len(held_indices(size, dim, layout, mesh)) for dim, size in enumerate(shape))
 
 
 def held_slices(shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> tuple[slice, ...]:
-    """This device's part, dim by dim; the whole dim where it is cut in blocks."""
+    """Slices of this device's part, dim by dim; the whole dim where it is sharded in blocks."""
     return tuple(_slice(held_indices(size, dim, layout, mesh).tolist()) for dim, size in enumerate(shape))
 
 
@@ -35,7 +35,7 @@ def _slice(held: list[int]) -> slice:
 
 
 def fits(got: tuple[int, ...], shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
-    """Is each dim the global one, or this device's?"""
+    """True if each dim is the global one, or this device's."""
     return all(size in (whole, part) for size, whole, part in zip(got, shape, local, strict=True))
 
 
@@ -80,5 +80,5 @@ def in_pairs(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def of_pairs(state: Mapping[str, Tensor], complex_names: Collection[str]) -> dict[str, Tensor]:
-    """The original's state dict, of what ranks hold."""
+    """The original's state dict, from what ranks hold."""
     return {name: torch.view_as_complex(x) if name in complex_names else x for name, x in state.items()}

@@ -15,8 +15,8 @@ _GLOBAL = "the global batch on every rank, padded or cut to an allowed size"
 
 
 def call_sizes(graph: Graph, inputs: Mapping[str, Tensor], mesh: ParallelMesh) -> dict[str, int]:
-    """Of global tensors by graph name; {} without dynamic sizes. UsageError, on all ranks, where one is not allowed on
-    any of them, where inputs differ in one, or where ranks do."""
+    """Dynamic sizes by name, of global tensors by graph name; {} without any. UsageError, on all ranks, where a size is
+    not allowed on one of them, where inputs differ in one, or where ranks do."""
     if not graph.dynamic:
         return {}
     message = ""

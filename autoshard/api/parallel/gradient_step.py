@@ -39,8 +39,8 @@ def run_on_ranks(model: RankModel, inputs: list[Tensor], step: GradientStep) -> 
 
 
 def _step_of_forward() -> int:
-    """A new one. torch.utils.checkpoint runs a forward again in backward, with torch's generators as they were: it is
-    known by what they give, and has the step of then."""
+    """A new step number. A forward that torch.utils.checkpoint runs again in backward has the number of the first run:
+    it is recognised by the numbers that torch's generators give, whose state is restored."""
     drawn = int(torch.randint(2**62, (), device="cpu"))
     if _backward() >= 0 and drawn in _DRAWN:
         return _DRAWN[drawn]
@@ -56,7 +56,7 @@ def _backward() -> int:
 
 
 class GradientStep:
-    """Around each backward through a rank's model: its gradients are summed over devices beside it, as in a package.
+    """Sums gradients over devices during each backward through a rank's model, as in a package.
 
     They are added to what earlier backwards left, as by autograd. A backward that an error ended leaves that alone.
     Each forward has a line of weights that are gathered together; it lives as long as its graph.
@@ -70,12 +70,12 @@ class GradientStep:
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By original name, as they are at the first forward."""
+        """Parameters by original name, as they are at the first forward."""
         return self.made.parameters()
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
-        """Around a forward: blocks of weights are gathered together, one ahead, then and in its backward."""
+        """Context of a forward: blocks of weights are gathered together, one ahead, in it and in its backward."""
         buckets = self.made.source.WEIGHT_BUCKETS
         if not buckets:
             yield
@@ -91,7 +91,7 @@ class GradientStep:
                 line.leave()
 
     def watch(self, outputs: list[Tensor]) -> None:
-        """Begins with the first gradient that reaches one of these; where a backward makes them again, it goes on."""
+        """Begins at the first gradient that reaches one of these; where a backward makes them again, it goes on."""
         if self.running and self.backward != _backward():
             self._abandon()
         if self.made.buckets or self.made.source.WEIGHT_BUCKETS:
@@ -115,7 +115,7 @@ class GradientStep:
         self.open.close()
 
     def _used(self) -> list[Line]:
-        """Those that this backward went through, on all devices in the order of their forwards."""
+        """Lines that this backward went through, moved to `spent`: in the order of their forwards, on all devices."""
         used = sorted((line for line in (*self.lines, *self.spent) if line.is_used), key=lambda line: line.number)
         for line in used:
             self.lines.discard(line)
@@ -135,7 +135,7 @@ class GradientStep:
 
 
 def step_gradients(model: RankModel, batches: Sequence[Sequence[Tensor]], scaler: LossScaler | None = None) -> Tensor:
-    """From the local inputs of each micro-batch, as a package's train.py does it. The mean loss, on every rank."""
+    """Makes gradients from each micro-batch's local inputs, as train.py does. Returns the mean loss, on every rank."""
     source, mesh, parameters = model.source, model.mesh, model.parameters()
     mesh.random.step = next(_STEPS)
     shares: Sequence[Sequence[Tensor]] = [()] * len(batches)
@@ -160,7 +160,7 @@ def step_gradients(model: RankModel, batches: Sequence[Sequence[Tensor]], scaler
 
 
 def _shares(model: RankModel, batches: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Of each micro-batch, for each mean over labels: its share of the labels of the step."""
+    """Share of each micro-batch in the labels of the step, for each mean over labels."""
     labels = model.source.build_labels(model.mesh) if model.source.LABEL_COUNTS else None
     targets = [() if labels is None else labels(*inputs) for inputs in batches]
     every = [(one,) if isinstance(one, Tensor) else one for one in targets]

@@ -61,7 +61,7 @@ def parallelize(model: nn.Module, plan: PlannedModel, *, device: str | torch.dev
 
 
 def _call_of(plan: PlannedModel) -> ModelCall:
-    """Of a plan that was read back."""
+    """Call of a plan that was read back."""
     return read(plan.graph.call, plan.graph.inputs, str(plan.folder or "this plan"))
 
 
@@ -104,7 +104,7 @@ class ParallelModule(nn.Module):
         return self
 
     def input_parts(self) -> dict[str, tuple[slice, ...]]:
-        """Of each input, the slices that this rank needs: what its loader may read alone. A dim that is cut in blocks
+        """Slices of each input that this rank needs: all that its loader has to read. A dim that is sharded in blocks
         is whole."""
         program, mesh = self._made[0].program, self._made[0].mesh
         values = {name: program.value(name) for name in program.inputs}
@@ -119,7 +119,7 @@ class ParallelModule(nn.Module):
         load_full_state_dict(self._made[0].module, in_pairs(state))
 
     def grad_scaler(self, scale: float | None = None) -> LossScaler:
-        """For a plan in fp16-mixed, in place of torch.amp.GradScaler and used as it: its ranks leave out equal steps.
+        """Loss scaler of a plan in fp16-mixed, used as torch.amp.GradScaler is: all ranks leave out the same steps.
 
         `scale`: the first; without it torch's.
         """
@@ -154,7 +154,7 @@ class ParallelModule(nn.Module):
         return [self._local(value, x) for value, x in zip(values, ordered, strict=True)]
 
     def _shape(self, value: LocalValue) -> tuple[int, ...]:
-        """The global shape in this call."""
+        """Global shape of a value in this call."""
         return shape_at(self._made[0].graph, value.tensor, self._sizes) if self._sizes else value.shape
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -217,7 +217,7 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def difference(planned: ModelCall, actual: ModelCall) -> str:
-    """What tells two calls apart, in words."""
+    """Sentence on the difference between the planned and the actual call."""
     constants = [dict(_constants(call.form)) for call in (planned, actual)]
     for name in sorted({*constants[0], *constants[1]}):
         expected, other = (values.get(name, "its default") for values in constants)
@@ -228,7 +228,7 @@ def difference(planned: ModelCall, actual: ModelCall) -> str:
 
 
 def _constants(form: Form) -> Iterator[tuple[str, Any]]:
-    """Those that have a name."""
+    """Constants of a call that have a name, with their values."""
     if isinstance(form, Container):
         for key, item in zip(form.keys, form.items, strict=False):
             if isinstance(item, FixedValue):
@@ -254,7 +254,7 @@ def owner_of(holder: nn.Module, path: str) -> tuple[nn.Module, str]:
 
 
 def hold(holder: nn.Module, path: str, tensor: Tensor, persistent: bool = True) -> None:
-    """Under its name in the original, whatever attributes `holder` has: its state dict has it, as the original's."""
+    """Registers a tensor under its name in the original, whatever attributes `holder` has: state dicts have it."""
     owner, name = owner_of(holder, path)
     if isinstance(tensor, nn.Parameter):
         owner._parameters[name] = tensor
@@ -265,7 +265,7 @@ def hold(holder: nn.Module, path: str, tensor: Tensor, persistent: bool = True) 
 
 
 def register(holder: nn.Module, part: RankModel) -> None:
-    """Every parameter and buffer of the rank's model under each of its original names."""
+    """Registers each parameter and buffer of the rank's model under each of its original names."""
     held = {sharding(x).name: x for x in (*part.module.parameters(), *part.module.buffers())}
     for one, _ in stored(part.program):
         for path in (one.path, *one.ties):

@@ -1,4 +1,4 @@
-"""This rank's model: the source that emission writes, run from memory on the runtime that packages get a copy of."""
+"""Model of this rank: the source that emission writes, run from memory on the runtime that packages get a copy of."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class RankModel:
 
     @cached_property
     def draws(self) -> bool:
-        """Random numbers, as dropout does?"""
+        """True if the model draws random numbers, as dropout does."""
         return any(random_index(step) is not None for step in self.program.instructions)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """By original name, a tied one once."""
+        """Parameters by original name, a tied one once."""
         return {sharding(p).name: p for p in self.module.parameters()}
 
 
@@ -73,7 +73,7 @@ def rank_model(plan: Plan, graph: Graph, program: Program, mesh: ParallelMesh) -
 
 
 def _run(text: str, name: str) -> ModuleType:
-    """The module of a `model_parallel.py`. Tracebacks show its lines; `runtime` is ours."""
+    """Runs the text of a `model_parallel.py` as a module. Tracebacks show its lines; `runtime` is ours."""
     module = ModuleType(f"autoshard_plan_{name}")
     module.__file__ = file = f"<model_parallel.py of plan {name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -92,7 +92,7 @@ def _run(text: str, name: str) -> ModuleType:
 
 
 def fill(model: RankModel, state: Mapping[str, Tensor]) -> None:
-    """Each parameter and buffer from the whole tensors of rank 0, which every rank has room for one after the other.
+    """Fills parameters and buffers from rank 0's whole tensors, one at a time: every rank has room for one.
 
     UsageError where the model has others than the plan.
     """

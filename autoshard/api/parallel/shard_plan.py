@@ -46,7 +46,7 @@ GPUS = {
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """What `shard` was given. `device` is torch's type of device."""
+    """Arguments of `shard`, read. `device` is torch's type of device."""
 
     said: Strategies
     device: str
@@ -60,7 +60,7 @@ class ShardRequest:
 def request_of(
     said: Strategies, device: Any, level: Any, mesh: Any, hardware: Any, more: Any, cache: Any
 ) -> ShardRequest:
-    """UsageError names what can't be."""
+    """Request for the arguments of `shard`; UsageError names one that is not valid."""
     kind = ranks.device_type(device)
     profile = read_hardware(hardware if hardware is not None else _profile(kind))
     return ShardRequest(said, kind, parse_level(str(level)), read_mesh(mesh), profile, pin_texts(more), cache)
@@ -75,7 +75,7 @@ def _profile(kind: str) -> str:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Of a tensor as the caller gives it: what a plan depends on."""
+    """Properties of a caller's tensor that a plan depends on."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -85,7 +85,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, eq=False)
 class CallKind:
-    """One way to be called. `modes`: of the modules; `lifted`: how many tensors a function refers to."""
+    """Kind of call. `modes`: of the modules; `lifted`: how many tensors a function refers to."""
 
     form: Form
     names: tuple[str, ...]
@@ -102,7 +102,7 @@ class CallKind:
 
 @dataclass(frozen=True, eq=False)
 class Border:
-    """How a tensor lies outside and inside the sharded part; `shape` is global."""
+    """Layouts of a tensor outside and inside the sharded part; `shape` is global."""
 
     name: str
     shape: tuple[int, ...]
@@ -112,7 +112,7 @@ class Border:
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What runs one kind of call."""
+    """Plan, rank's model and gradient step that run one kind of call."""
 
     kind: CallKind
     plan: PlannedModel
@@ -124,7 +124,7 @@ class Variant:
 
 
 def variant_of(kind: CallKind, module: nn.Module, request: ShardRequest, before: Variant | None) -> Variant:
-    """Planned on rank 0; parameters stay as an earlier variant holds them."""
+    """Variant planned on rank 0; parameters stay as an earlier variant holds them."""
     message = ranks.from_rank_0(lambda: _planned_on_rank_0(kind, module, request, before), request.device)
     plan_text, graph_text, returned, summed = message
     plan, graph = plan_json.loads(plan_text), graph_json.loads(graph_text, "the graph of rank 0")
@@ -195,7 +195,7 @@ def _global(kind: CallKind, said: Strategies, number: int, is_lifted: bool) -> t
 
 
 def _best(graph: Graph, request: ShardRequest, texts: Sequence[str], before: Variant | None) -> PlannedModel:
-    """On the mesh that was said or is held already, else on the best of those that have the counts."""
+    """Plan on the mesh that was given or is in use already, else on the best mesh that has the counts."""
     wanted = SearchRequest(level=request.level, pins=tuple(texts))
     model = CapturedModel(graph)
     mesh = before.plan.plan.mesh if before is not None else request.mesh

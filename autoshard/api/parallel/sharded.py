@@ -103,14 +103,14 @@ class Sharded(nn.Module):
         self.forward = run
 
     def _holder(self, path: str, training: bool) -> nn.Module:
-        """Of the parameters of a module of the original, and of its mode."""
+        """Holder of the parameters of the original's module at `path`, set to its mode."""
         holder = owner_of(self, f"{path}.")[0] if path else self
         holder.training = training
         return holder
 
     @property
     def original(self) -> Any:
-        """What is split."""
+        """The function or module that is sharded."""
         return self._original[0]
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ class Sharded(nn.Module):
         return fn(*args, **kwargs)
 
     def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallKind, list[Tensor]]:
-        """What this call is like, and its tensors."""
+        """Kind of this call, and its tensors."""
         module: nn.Module = self._original[1]
         lifted: dict[str, Tensor] = {}
         constants: tuple[tuple[str, Any], ...] = ()
@@ -195,7 +195,7 @@ class Sharded(nn.Module):
         return variant
 
     def _take_over(self, rank: RankModel) -> None:
-        """In place: this rank's parts for the whole parameters, also in optimizers that were made before."""
+        """Replaces, in place, whole parameters by this rank's parts, also in optimizers that were made before."""
         before = dict(self.named_parameters(remove_duplicate=False))
         register(self, rank)
         now = dict(self.named_parameters(remove_duplicate=False))
@@ -207,7 +207,7 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def without_shards(module: nn.Module) -> nn.Module:
-    """In place: sharded modules inside are what they split, for the outer plan decides."""
+    """Replaces, in place, the sharded modules inside by what they shard, as the outer plan decides."""
     for name, child in list(module.named_children()):
         if isinstance(child, Sharded):
             if child.variants:
@@ -238,7 +238,7 @@ def with_inner_parameters(request: ShardRequest, module: nn.Module) -> ShardRequ
 
 
 def warn_unused(request: ShardRequest, where: str) -> None:
-    """The outer plan decides what flows into and out of an inner shard."""
+    """Warns of unused strategies: the outer plan decides what flows into and out of an inner shard."""
     said = {"in_strategy": request.said.inputs, "out_strategy": request.said.outputs}
     unused = " and ".join(name for name, entries in said.items() if entries and any(how is not None for how in entries))
     if unused:
@@ -258,7 +258,7 @@ def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def entered(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
-    """From the eager program into the sharded part."""
+    """Brings an input from the eager program into the sharded part."""
     x = undistributed(x).to(mesh.device)
     if border.outside == border.inside:
         return x
@@ -266,7 +266,7 @@ def entered(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
 
 
 def left(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
-    """And back."""
+    """Brings an output from the sharded part back into the eager program."""
     if border.outside == border.inside:
         return x
     return part_of(full_value(x, border.shape, border.inside, mesh), border.outside, mesh)
@@ -276,7 +276,7 @@ def left(x: Tensor, border: Border, mesh: ParallelMesh) -> Tensor:
 
 
 def share(first: RankModel, other: RankModel) -> None:
-    """In place: `other` runs on the parameters and buffers of `first`, which lie alike."""
+    """Makes `other` run, in place, on the parameters and buffers of `first`, which have the same layouts."""
     held = {sharding(x).name: x for x in (*first.module.parameters(), *first.module.buffers())}
     for one in other.module.modules():
         for store in (one._parameters, one._buffers):

@@ -1,4 +1,4 @@
-"""Optimizers that were made before a module was split: their parameters are changed for this rank's parts."""
+"""Optimizers that were made before a module was sharded: their parameters are replaced by this rank's parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOOKED: list[Any] = []
 
 
 def stand_in(parts: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """From its next step on, every optimizer that has one of the whole parameters has its part instead."""
+    """Gives each optimizer that has one of the whole parameters its part instead, from the next step on."""
     for whole, part in parts.items():
         _PARTS[whole] = part
     if not _HOOKED:

@@ -1,6 +1,6 @@
-"""The calls with an effect: those that an instruction asks for, and those of an expression as it is written.
+"""Calls with an effect: those that an instruction asks for, and those of an expression as it is written.
 
-An effect is the function, what it is called on, and what else it is given: `("counted", "F.cross_entropy")`.
+An effect is the function, what it is called on, and its other arguments: `("counted", "F.cross_entropy")`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AROUND = frozenset({"counted", "to_device"})  # what an operator makes
 
 
 def asked(writer: ClassWriter, item: Instruction, within: frozenset[str]) -> Iterator[Effect]:
-    """Those of an instruction, in order. `within`: values that have no variable, as they are made in the statement."""
+    """Effects of an instruction, in order. `within`: values without a variable, as they are made in the statement."""
     if isinstance(item, Collective):
         yield _collective(item)
         return
@@ -73,7 +73,7 @@ class Written:
     random_base: int  # the number of the class's first random operator
 
     def effects(self, node: ast.expr) -> Iterator[Effect]:
-        """In the order in which Python runs them."""
+        """Effects in the order in which Python runs them."""
         for inner in _postorder(node):
             name = inner.func.id if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) else ""
             if name in _AROUND:
@@ -110,7 +110,7 @@ class Written:
         return tuple(name for item in items for name in self.axes.get(ast.unparse(item), ()))
 
     def _number(self, node: Any) -> int:
-        """In the first of the modules of this class: `7`, `self.first_random`, `self.first_random + 2`."""
+        """Number in the first module of this class: `7`, `self.first_random`, `self.first_random + 2`."""
         if isinstance(node, ast.Constant):
             return int(ast.literal_eval(node))
         offset = ast.literal_eval(node.right) if isinstance(node, ast.BinOp) else 0

@@ -1,4 +1,4 @@
-"""The emitted classes are read again: each call with an effect stands where the program says, once.
+"""Check of emitted classes, read again: each call with an effect stands where the program says, once.
 
 Passes make code readable (nested expressions, loops, variables, deletions), and none may change what it means. So the
 text itself is held against the program, statement by statement: losses that count, casts and gathers of weights, what
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def check_markers(text: str, packages: Sequence[ClassContext | None]) -> None:
-    """AssertionError where a class of `text`, a file as it is written, does something else than the program says."""
+    """Raises AssertionError where a class of `text`, an emitted file, does something else than the program says."""
     classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
     for package in packages:
         if package is not None:
@@ -37,7 +37,7 @@ def check_markers(text: str, packages: Sequence[ClassContext | None]) -> None:
 
 
 def _check_calls(package: ClassContext) -> None:
-    """The bodies of the classes, each as often as it is called, have what the program has."""
+    """Checks that the bodies of the classes, each as often as called, have what the program has."""
     times = Counter({package.tree.root.name: 1})
     actual: Counter[Effect] = Counter()
     for definition in reversed(package.tree.definitions):  # callers first
@@ -65,7 +65,7 @@ def _kinds(item: Instruction) -> Iterator[Effect]:
 
 
 class _ClassReader:
-    """One class, of whose statements each stands for the next items of its definition."""
+    """Reader of one class, of whose statements each stands for the next items of its definition."""
 
     def __init__(self, writer: ClassWriter, node: ast.ClassDef) -> None:
         self.writer, self.definition, self.program = writer, writer.definition, writer.package.program
@@ -115,7 +115,7 @@ class _ClassReader:
     # --- statements ---
 
     def _operators(self, items: list[Instruction]) -> None:
-        """A statement that runs these; all but the last are nested."""
+        """Checks a statement that runs these; all but the last are nested."""
         node, last = self._next(ast.Assign), items[-1]
         within = frozenset(value for item in items[:-1] for value in results_of(item))
         reads = {value for item in items for value in reads_of(item)} - within
@@ -161,7 +161,7 @@ class _ClassReader:
             self._hold(targets, self._read_later(node, item.results))
 
     def _read_later(self, node: Any, results: Sequence[str | None]) -> list[str]:
-        """For each target the value that it gets; `_` holds the last of those that nothing reads."""
+        """Value that each target gets; `_` holds the last of those that nothing reads."""
         named = [value for value in results if value is not None and self.writer.naming.names[value] != "_"]
         targets = _targets(node)
         self._equal(node, sum(name != "_" for name in targets), len(named))
@@ -171,7 +171,7 @@ class _ClassReader:
         return [last if name == "_" else next(values) for name in targets]
 
     def _end(self) -> None:
-        """Buffers are written, and what the caller needs is returned."""
+        """Checks that buffers are written, and that what the caller needs is returned."""
         if self.definition.updates:
             node = self._next(ast.With)
             calls = [stmt.value for stmt in node.body]
@@ -248,7 +248,7 @@ def _reads(item: Item) -> tuple[str, ...]:
 
 
 def _plain(code: Any) -> str:
-    """As Python itself would write it."""
+    """Code as Python itself would write it."""
     return ast.unparse(ast.parse(code, mode="eval") if isinstance(code, str) else code)
 
 
@@ -261,7 +261,7 @@ def _targets(node: Any) -> list[str]:
 
 
 def _kept(keep: str) -> object:
-    """A policy, as `recomputed` is given it."""
+    """Policy that `recomputed` is given."""
     if keep.startswith(KEEP_SOME):
         return tuple(place if place == ATTENTION else int(place) for place, _ in kept_results(keep))
     return PLAIN.get(keep, keep)

@@ -35,7 +35,7 @@ from user_errors import BatchError, ElsewhereError, UserError
 
 
 def set_size(name: str, size: int) -> None:
-    """Another `batch` or `sequence` than planned, of all devices: to be called before any batch is read.
+    """Sets another `batch` or `sequence` than planned, for all devices: to be called before any batch is read.
 
     UserError where it can't be. INPUTS has it from then on; the model reads it off what it is given.
     """
@@ -73,8 +73,8 @@ def local_part(name: str, x: Tensor, mesh: ParallelMesh, sizes: Mapping[str, int
 
 
 def parts(mesh: ParallelMesh) -> dict[str, tuple[slice, ...]]:
-    """Of each input, the slices that this rank needs: what a loader reads of an image cut by rows, say. A dim that is
-    cut in blocks is whole."""
+    """Slices of each input that this rank needs: all that a loader reads of an image sharded by rows, say. A dim that
+    is sharded in blocks is whole."""
     slices = {}
     for name, (shape, *_) in INPUTS.items():
         every = [held_indices(size, dim, layout_of(name, mesh), mesh).tolist() for dim, size in enumerate(shape)]
@@ -90,15 +90,15 @@ def _slice(held: list[int]) -> slice:
 
 
 def of_samples() -> list[str]:
-    """The inputs that a batch of a whole step has MICRO_BATCHES times as many samples of: in dim 0. None where batches
-    are of sizes that change."""
+    """Inputs whose dim 0 has, in a batch of a whole step, MICRO_BATCHES times as many samples. Empty where batches have
+    sizes that change."""
     sizes = [shape[0] for shape, *_ in INPUTS.values() if shape]
     samples = max(sizes, key=sizes.count, default=0)
     return [name for name, (shape, *_) in INPUTS.items() if shape[:1] == (samples,)] if not DYNAMIC_SIZES else []
 
 
 def split(batch: Sequence[Tensor]) -> list[list[Tensor]]:
-    """A batch of a whole step as its micro-batches; another as it is. What has no samples is whole in each."""
+    """Micro-batches of a batch of a whole step; another batch unchanged. What has no samples is whole in each."""
     owners = set(of_samples()) if len(batch) == len(INPUTS) else set()
     pairs = [(name, x) for name, x in zip(INPUTS, batch, strict=True) if name in owners] if owners else []
     whole = {name for name, x in pairs if x.ndim and len(x) == INPUTS[name][0][0] * MICRO_BATCHES}
@@ -167,7 +167,7 @@ def checked(batch: Any, mesh: ParallelMesh, own_parts: bool = False, pad: bool =
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """Of a loader's batch, in the order of INPUTS. Raises BatchError where it has others."""
+    """Tensors of a loader's batch, in the order of INPUTS. Raises BatchError where it has others."""
     names = list(INPUTS)
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
@@ -249,7 +249,7 @@ def check_ends(mesh: ParallelMesh, step: int, ended: int, of_all: float) -> None
 
 
 def _ended(step: int, here: bool) -> UserError:
-    """BatchError on the ranks whose loader has ended: they know."""
+    """BatchError for the ranks whose loader has ended, as they know; ElsewhereError for the others."""
     if not here:
         return ElsewhereError(f"--data: the loader of another rank ended before step {step}, and this one's did not")
     return BatchError(
@@ -259,7 +259,7 @@ def _ended(step: int, here: bool) -> UserError:
 
 
 def part_number(layout: str, mesh: ParallelMesh) -> int:
-    """Which part of an input this rank holds: ranks of one number hold the same."""
+    """Number of the part of an input that this rank holds: ranks of one number hold the same."""
     number = 0
     for (name, size), placement in zip(mesh.axes.items(), layout.split(), strict=True):
         number = number * size + (mesh.coordinates[name] if placement.startswith("S") else 0)

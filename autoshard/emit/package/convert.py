@@ -64,8 +64,8 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 
 
 def state_dict_in(saved: Any, name: str) -> Mapping[str, Tensor]:
-    """What was saved, or the one state dict in it, as in {"model": ..., "optimizer": ..., "epoch": 3}. ValueError
-    without one, and where there are several."""
+    """State dict that was saved, or the one in what was saved, as in {"model": ..., "optimizer": ..., "epoch": 3}.
+    ValueError without one, and where there are several."""
     saved = saved.get("state_dict", saved) if isinstance(saved, Mapping) else saved
     if _names_tensors(saved):
         return cast(Mapping[str, Tensor], saved)
@@ -84,7 +84,7 @@ def _names_tensors(x: Any) -> bool:
 
 
 def write_state_dict(path: str | Path, state: Mapping[str, Tensor], ties: Mapping[str, str]) -> None:
-    """Under a temporary name, then renamed. Tied names share a tensor: safetensors takes it once, with a note."""
+    """Writes to a temporary name, then renames. Tied names share a tensor: safetensors takes it once, with a note."""
     path = Path(path)
     partial = path.with_name(f"{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def to_original(folder: str | Path, target: str | Path) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """ValueError where there are checkpoints, and none of them is whole."""
+    """Checkpoint of a folder; ValueError where there are some, and none of them is whole."""
     if (folder / ".metadata").exists() or not step_folders(folder):
         return folder
     newest = newest_whole(folder)

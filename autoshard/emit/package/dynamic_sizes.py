@@ -52,8 +52,8 @@ def check_sizes(sizes: Mapping[str, int], where: str = "") -> None:
 
 
 def padded(batch: Sequence[Tensor]) -> list[Tensor]:
-    """A global batch, made up to the next allowed sizes by its first row or column with labels that do not count: the
-    loss stays as it is, and nothing stands there that the model does not take."""
+    """A global batch, padded to the next allowed sizes with its first row or column and labels that do not count: the
+    loss does not change, and the model meets nothing that it does not take."""
     tensors = dict(zip(INPUTS, batch, strict=True))
     for size in PADDING:
         least, _, divisor, remainder, dims = DYNAMIC_SIZES[size]
@@ -70,14 +70,14 @@ def padded(batch: Sequence[Tensor]) -> list[Tensor]:
 
 
 def mesh_devices() -> int:
-    """Of all places or stages."""
+    """Number of devices of all places or stages."""
     if STAGES == 1:
         return math.prod(MESH.values())
     return sum(math.prod(axes.values()) for axes in MESHES or [MESH] * STAGES)
 
 
 def layout_of(name: str, mesh: ParallelMesh) -> str:
-    """How an input lies on this place."""
+    """Layout of an input on this place."""
     if not PLACE_INPUTS:
         return INPUTS[name][2]
     layouts = PLACE_INPUTS.get(mesh.stages.index, {}) if mesh.stages is not None else {}
@@ -85,7 +85,7 @@ def layout_of(name: str, mesh: ParallelMesh) -> str:
 
 
 def parts_of(name: str, dim: int, mesh: ParallelMesh) -> int:
-    """In how many parts devices hold a dim of an input."""
+    """Number of parts in which devices hold a dim of an input."""
     pairs = zip(mesh.axes.values(), layout_of(name, mesh).split(), strict=False)
     cut = f"S{dim}"
     return math.prod(n for n, placed in pairs if placed == cut or placed.startswith((f"{cut}/", f"{cut}*", f"{cut}[")))
@@ -115,8 +115,8 @@ def sizes_of(batch: Sequence[Tensor], mesh: ParallelMesh, local: bool) -> dict[s
 
 
 def drawn_sizes(generator: torch.Generator) -> dict[str, int]:
-    """Of a synthetic batch: those that are set, others drawn from what is allowed (up to the planned one where nothing
-    is the limit)."""
+    """Sizes of a synthetic batch: those that are set, others drawn from the allowed ones (up to the planned one where
+    there is no limit)."""
     return {name: SET[name] if name in SET else _drawn(name, generator) for name in DYNAMIC_SIZES}
 
 
@@ -129,8 +129,8 @@ def _drawn(name: str, generator: torch.Generator) -> int:
 
 
 def agree(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int) -> None:
-    """UserError, on all ranks, where they got micro-batches of other sizes. Local tensors; before any other collective
-    of the step, which would hang or mix them up."""
+    """Raises UserError, on all ranks, where they got micro-batches of other sizes. Local tensors; before any other
+    collective of the step, which would hang or mix them up."""
     if not DYNAMIC_SIZES:
         return
     sizes = [sizes_of(batch, mesh, local=True) for batch in batches]
@@ -151,12 +151,12 @@ def agree(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh, step: int) ->
 
 
 def step_sizes(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[dict[str, int]]:
-    """The dynamic sizes of each of these local micro-batches; of a package without any, nothing."""
+    """Dynamic sizes of each of these local micro-batches; empty for a package without any."""
     return [sizes_of(batch, mesh, local=True) for batch in batches] if DYNAMIC_SIZES else []
 
 
 def module_of(batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> ModuleType:
-    """Whose forward the model now runs, and whose tables hold: those for a step of these local micro-batches."""
+    """Module whose forward the model now runs, and whose tables hold: for a step of these local micro-batches."""
     sizes = step_sizes(batches, mesh)
     for number, (most, module) in enumerate(BUCKETS):
         if all(batch_sizes[name] <= size for batch_sizes in sizes for name, size in most.items()):
@@ -178,7 +178,7 @@ def rate(seconds: float, batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh
 
 
 def parsed(text: str) -> Iterator[tuple[str, int]]:
-    """Of `batch=16,sequence=256`."""
+    """Sizes by name in `batch=16,sequence=256`."""
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
         if name not in DYNAMIC_SIZES or not number.isdecimal():

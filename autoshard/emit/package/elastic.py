@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 # ruff: noqa: I001
-"""Which plan of the package the started processes run: it may have plans for other numbers of devices, each in a
-folder devices_N. They run the one for the largest number that is not above theirs; surplus processes wait for its end.
+"""Choice of the plan that the started processes run: a package may have plans for other numbers of devices, each in a
+folder devices_N. They run that for the largest number that is not above theirs; surplus processes wait for its end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run_fitting_plan() -> bool:
 
 
 def end_surplus() -> None:
-    """The processes that wait end well; called by all that ran the plan."""
+    """Ends the waiting processes well; called by all that ran the plan."""
     if SURPLUS in os.environ and os.environ["RANK"] == "0":
         with contextlib.suppress(RuntimeError):
             _store(0, int(os.environ["WORLD_SIZE"])).set(ENDED, "")
@@ -75,7 +75,7 @@ def _store(rank: int, size: int) -> dist.Store:
 
 
 def _wait_for_end(rank: int, started: int, size: int) -> None:
-    """Until the plan's processes have ended. A launcher ends this one where they fail."""
+    """Waits until the plan's processes have ended. A launcher ends this one where they fail."""
     if rank == started - 1:
         print(f"{started} processes: the plan is for {size}, {started - size} wait", flush=True)
     with contextlib.suppress(RuntimeError):  # who has the store has ended

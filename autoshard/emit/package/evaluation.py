@@ -46,7 +46,7 @@ def check_evaluation(options: argparse.Namespace) -> None:
 
 
 def no_evaluation() -> str:
-    """Why this package does not evaluate, and what to try; "" where it does."""
+    """Reason why this package does not evaluate, and what to try; "" where it does."""
     if UPDATES_BUFFERS:
         return f"this model's forward in training updates buffers, as batch norm does\n  try: {_PLANNED_FOR_IT}"
     return f"{EVALUATION}\n  try: {_PLANNED_FOR_IT}" if EVALUATION else ""
@@ -79,7 +79,7 @@ def evaluate(model: nn.Module, mesh: ParallelMesh, options: argparse.Namespace) 
 
 @torch.no_grad()
 def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The local outputs of local inputs, the loss first; of stages it alone, zero where it is not made."""
+    """Local outputs of local inputs, the loss first; with stages the loss alone, zero where it is not made."""
     if STAGES > 1:
         return (staged_loss(model, mesh, inputs),)
     if BATCH_SHARES is not None:  # equal ones
@@ -99,7 +99,7 @@ def evaluated(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) ->
 
 
 def staged_loss(model: nn.Module, mesh: ParallelMesh, inputs: Sequence[Tensor]) -> Tensor:
-    """Of the forwards of all stages or places."""
+    """Loss from the forwards of all stages or places."""
     places = pipeline_of(model, mesh)
     buckets = [bucket for number in mesh.stages.parts for bucket in WEIGHT_BUCKETS[number]]
     mesh.random.training = False
@@ -121,7 +121,7 @@ def whole_loss(loss: Tensor, mesh: ParallelMesh) -> float:
 
 
 def ends_anywhere(mesh: ParallelMesh, here: bool) -> bool:
-    """All ranks stop together: one of them may have fewer batches."""
+    """True on all ranks if one has no more batches: all stop together."""
     ended = torch.tensor(float(here), device=mesh.device)
     mesh.joint(tuple(mesh.axes)).transport.all_reduce(ended, "max")()
     return bool(ended)

@@ -28,7 +28,7 @@ LEAST = 6  # tokens of a row: a document of two, and one of which two come after
 
 
 def given() -> list[str]:
-    """The inputs that a document has."""
+    """Inputs that a document has."""
     return [name for name in INPUTS if name not in PACKED_BY]
 
 
@@ -114,13 +114,13 @@ def check_pack() -> None:
 
 
 def _shapes() -> set[tuple[int, ...]]:
-    """Of the inputs, at the sizes that the command line fixes."""
+    """Shapes of the inputs, at the sizes that the command line fixes."""
     return {shape_at(name, SET) for name in INPUTS}
 
 
 def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
-    """Whether the first label of a document counts, or the model compares it with what stands before, as one that
-    shifts labels does. UserError where one document's tokens change the loss of another, or no such change can be seen.
+    """True if the first label of a document counts, False if the model compares it with what stands before, as one that
+    shifts labels does. UserError where one document's tokens change another's loss, or no change can be seen.
 
     Losses are compared bit by bit: what is masked adds zeros.
     """
@@ -142,8 +142,8 @@ def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
 
 
 def _loss(model: nn.Module, mesh: ParallelMesh, start: int, counted: int, changed: slice = slice(0, 0)) -> float:
-    """Of rows of two documents, the second from `start` on: of the labels from `counted` on, with other tokens where
-    they are `changed`."""
+    """Loss of rows of two documents, the second from `start` on, over the labels from `counted` on; tokens are replaced
+    where they are `changed`."""
     names, (rows, length) = given(), shape_at(given()[0], SET)
     generator = torch.Generator().manual_seed(0)
     documents = []

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: I001
-"""What runs the micro-batches of a model through its stages or places: made once for each model."""
+"""Pipelines, which run the micro-batches of a model through its stages or places: one for each model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIPELINES: weakref.WeakKeyDictionary[nn.Module, Places] = weakref.WeakKeyDictio
 
 
 def pipeline_of(model: nn.Module, mesh: ParallelMesh) -> Places:
-    """Of the parts of this rank's stage or place."""
+    """Pipeline of the parts of this rank's stage or place."""
     if model not in _PIPELINES:
         _PIPELINES[model] = build_pipeline(model, mesh)
     return _PIPELINES[model]

@@ -165,7 +165,7 @@ def take_options(options: argparse.Namespace) -> None:
 
 
 def take_sizes(options: argparse.Namespace) -> None:
-    """Those of synthetic batches; UserError on what can't be done with those of a loader."""
+    """Takes the sizes of synthetic batches; UserError on what can't be done with those of a loader."""
     for name, size in parsed(options.sizes) if options.sizes else ():
         set_size(name, size)
     if options.pad and (options.own_parts or not PADDING):
@@ -182,7 +182,7 @@ def take_sizes(options: argparse.Namespace) -> None:
 
 
 def most_left_out(options: argparse.Namespace) -> int:
-    """Steps in a row whose loss or gradients may be no numbers."""
+    """Number of steps in a row whose loss or gradients may be no numbers."""
     word, _, count = options.nonfinite.partition(":")
     if options.nonfinite != "stop" and not (word == "skip" and count.isdecimal() and int(count)):
         raise UserError(f"--nonfinite {options.nonfinite}: expected stop, or skip:N with N of 1 or more, as skip:3")
@@ -190,7 +190,7 @@ def most_left_out(options: argparse.Namespace) -> int:
 
 
 def after_nonfinite(options: argparse.Namespace) -> str:
-    """What to try where a run has ended with a loss or gradients that are no numbers."""
+    """Hint for a run that has ended with a loss or gradients that are no numbers."""
     resume = f"--resume {options.save}, whose last checkpoint is from before, with " if options.save else ""
     return f"{resume}a lower --lr, a --warmup, or --nonfinite skip:3 where it is for single batches"
 
@@ -213,14 +213,14 @@ def hccl_buffers(options: argparse.Namespace) -> dict[str, int]:
 
 
 def tell_unused_buffers(options: argparse.Namespace, mesh: ParallelMesh) -> None:
-    """Groups are made at their first use: after training those that --hccl-buffer names in vain are known."""
+    """Reports groups that --hccl-buffer names in vain: known after training, as groups are made at their first use."""
     unused = [names for names in options.hccl_buffer or () if names not in mesh.group_names]
     if unused and mesh.global_rank == 0:
         print(f"note: --hccl-buffer {', '.join(unused)}: no collective ran over these axes", file=sys.stderr)
 
 
 def check_writable(option: str, folder: str) -> None:
-    """UserError where it can't be made, or nothing be written in it: an error before any step, not after the last."""
+    """Raises UserError where a folder can't be made or written in: before any step, not after the last."""
     path = Path(folder).absolute()
     there = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     if not os.path.isdir(there):
@@ -230,7 +230,7 @@ def check_writable(option: str, folder: str) -> None:
 
 
 def check_file(option: str, name: str) -> None:
-    """The same of a file that is added to: one that is there, as /dev/stdout, may lie where no new one can."""
+    """Raises UserError where a file can't be written; an existing one, as /dev/stdout, may lie where no new one can."""
     if os.path.isdir(name):
         raise UserError(f"{option}: it is a folder\n  try: the name of a file")
     if not os.path.exists(name):
@@ -240,7 +240,7 @@ def check_file(option: str, name: str) -> None:
 
 
 def profiled_steps(options: argparse.Namespace) -> tuple[int, int]:
-    """The first and the last."""
+    """First and last profiled step."""
     first, _, last = options.profile_steps.partition(":")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise UserError(f"--profile-steps {options.profile_steps}: expected FIRST:LAST, counted from 1, such as 3:5")

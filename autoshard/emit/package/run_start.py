@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: I001
-"""What train.py needs before its first step: what can't be is refused, batches begin where the run does."""
+"""Start of train.py, before its first step: what can't be is refused, batches begin where the run does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_run(options: argparse.Namespace, mesh: ParallelMesh) -> None:
 
 
 def check_nodes(mesh: ParallelMesh) -> None:
-    """A warning, by rank 0, where groups of an axis are on several nodes that the plan has on one."""
+    """Prints a warning, by rank 0, where groups of an axis are on several nodes that the plan has on one."""
     if mesh.device_mesh is None or dist.get_world_size() == 1:
         return
     ranks = dist.get_world_size()
@@ -85,19 +85,19 @@ def check_nodes(mesh: ParallelMesh) -> None:
 
 
 def set_matmul_precision(precision: str, device: torch.device) -> None:
-    """Of float32 products."""
+    """Sets the precision of float32 products."""
     torch.set_float32_matmul_precision(precision)
     if device.type == "npu":  # torch_npu has a switch of its own, and does not read torch's
         torch.get_device_module(device).matmul.allow_hf32 = precision != "highest"
 
 
 def packs(options: argparse.Namespace, model: nn.Module, mesh: ParallelMesh) -> Callable[..., Any] | None:
-    """With --pack what makes batches of documents, once it is seen that `model` keeps them apart."""
+    """Function that makes batches of documents with --pack, once it is seen that `model` keeps them apart."""
     return partial(packed, first_counts=first_label_counts(model, mesh)) if options.pack else None
 
 
 def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int) -> Prefetched:
-    """From the step after `done` on."""
+    """Batches from the step after `done` on."""
     start = done * MICRO_BATCHES
     if not options.data:
         batches = ((batch, None, 0) for batch in synthetic_batches(mesh, mesh.random.seed, start))
@@ -116,7 +116,7 @@ def training_batches(options: argparse.Namespace, mesh: ParallelMesh, done: int)
 
 
 def describe(model: nn.Module, mesh: ParallelMesh) -> None:
-    """What this rank holds, by rank 0."""
+    """Prints what this rank holds; rank 0 calls it."""
     local = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
     whole = sum(math.prod(sharding(p).shape) for p in model.parameters())
     axes = ", ".join(f"{name}={n}" for name, n in mesh.axes.items())

@@ -35,7 +35,7 @@ LOCK = ".lock"
 
 
 def saves(options: argparse.Namespace, step: int, stopped: bool) -> bool:
-    """After this step?"""
+    """True if a checkpoint is written after this step."""
     every = options.save_every and step % options.save_every == 0
     return bool(options.save) and bool(step == options.steps or every or stopped)
 
@@ -126,21 +126,21 @@ class Saving:
         self.remove_older()
 
     def remove_older(self) -> None:
-        """Those that --keep does not keep. What is still written in the background does not count."""
+        """Removes checkpoints that --keep does not keep; one still written in the background does not count."""
         if self.first and self.options.keep is not None and self.last:
             there = [folder for folder in step_folders(self.options.save) if int(folder.name[5:]) <= self.last]
             for path in there[: -self.options.keep]:
                 shutil.rmtree(path, ignore_errors=True)
 
     def stop_report(self) -> str:
-        """What a stopped run has saved, as the end of a sentence."""
+        """Report of what a stopped run has saved, as the end of a sentence."""
         if not self.options.save:
             return ", and nothing is saved, without --save"
         return f" after step {self.last}, which is saved in {self.options.save}: --resume auto goes on"
 
 
 def run_of(checkpoint: Path) -> str | None:
-    """Which run wrote it; "" where it does not say, as those of older packages, None where it is no checkpoint."""
+    """Name of the run that wrote it; "" without one, as from older packages, None where it is no checkpoint."""
     try:
         return str(json.loads((checkpoint / "training.json").read_text(encoding="utf-8")).get("run", ""))
     except (OSError, ValueError, AttributeError):
@@ -149,7 +149,7 @@ def run_of(checkpoint: Path) -> str | None:
 
 @contextlib.contextmanager
 def failing(options: argparse.Namespace) -> Iterator[None]:
-    """A checkpoint that can't be written, as UserError."""
+    """Context that raises UserError where a checkpoint can't be written."""
     try:
         yield
     except SaveError as error:
@@ -162,7 +162,7 @@ def failing(options: argparse.Namespace) -> Iterator[None]:
 
 
 def resumed_from(options: argparse.Namespace, rank: int) -> str | None:
-    """What --resume names; of auto, the last checkpoint that is whole. All ranks go on from what rank 0 finds."""
+    """Checkpoint that --resume names; for auto, the last whole one. All ranks go on from what rank 0 finds."""
     if options.resume != AUTO:
         return options.resume
     several = dist.is_initialized() and dist.get_world_size() > 1

@@ -38,7 +38,7 @@ class ServerActor(ParameterServer):
         self.__dict__.update(make_server(number, weight_decay).__dict__)
 
     def begin(self, generation: int, weights: str | None, seed: int) -> list[str]:
-        """From a file of weights, or from the seed."""
+        """Begins from a file of weights, or from the seed."""
         from start_state import read_weights
 
         return self.start(generation, read_weights(weights) if weights else {}, INITIAL, seed)
@@ -48,7 +48,7 @@ class ServerActor(ParameterServer):
 
 
 class WorkerActor:
-    """Several threads compute, see `ShareWorker`. One that Ray has started again has to be prepared again."""
+    """Worker whose threads compute, see `ShareWorker`. One that Ray has started again has to be prepared again."""
 
     def __init__(self) -> None:
         self.worker: ShareWorker | None = None
@@ -69,7 +69,7 @@ class WorkerActor:
         return os.getpid()
 
     def compute(self, generation: int, work: ShareWork) -> ShareResult | str:
-        """Or why there is none: the servers are not those that the call was for, or this worker is new."""
+        """Result, or why there is none: the servers are not those that the call was for, or this worker is new."""
         if self.worker is None:
             return NEW
         try:

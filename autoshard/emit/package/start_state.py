@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: I001
-"""What a run starts from: a checkpoint, weights of the original model, or numbers drawn from the seed."""
+"""Start of a run: from a checkpoint, weights of the original model, or numbers drawn from the seed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def saved_loader(folder: str) -> Any:
 
 
 def read_weights(path: str) -> Mapping[str, Any]:
-    """Of safetensors nothing is read yet: each rank will read its part."""
+    """Weights of a file or folder; of safetensors nothing is read yet, as each rank will read its part."""
     from convert import read_state_dict
 
     try:
@@ -86,7 +86,7 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
 
 
 def init_missing(model: nn.Module, weights: Mapping[str, Any], seed: int) -> None:
-    """Computed buffers of the state dict that a weights file may lack; parameters are read, not drawn."""
+    """Initialises computed buffers of the state dict that a weights file may lack; parameters are read, not drawn."""
     for tensor in model.state_dict(keep_vars=True).values():
         spec = sharding(tensor)
         if (
@@ -111,7 +111,7 @@ def start_from(model: nn.Module, weights_path: str, seed: int = 0) -> Mapping[st
 
 
 def note_ignored(model: nn.Module, weights: Mapping[str, Any], weights_path: str) -> None:
-    """Names in the file that the model does not have: a head that is not in the plan, or weights of another model."""
+    """Notes names in the file that the model does not have: a head outside the plan, or another model's weights."""
     held = [sharding(tensor) for tensor in (*model.parameters(), *model.buffers())]
     ignored = weights.keys() - INITIAL.keys() - {name for spec in held for name in (spec.name, *spec.ties)}
     if ignored and STAGES > 1:
@@ -165,7 +165,7 @@ def prepare(
 
 @contextlib.contextmanager
 def _not_resumable(folder: str | Path) -> Iterator[None]:
-    """What is wrong with a checkpoint, as UserError."""
+    """Context that raises the faults of a checkpoint as UserError."""
     try:
         yield
     except (KeyError, ValueError) as error:

@@ -144,7 +144,7 @@ _PARAMETERS: weakref.WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = wea
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By original name; looked up once."""
+    """Parameters by original name; looked up once."""
     if model not in _PARAMETERS:
         _PARAMETERS[model] = {sharding(parameter).name: parameter for parameter in model.parameters()}
     return _PARAMETERS[model]
@@ -157,7 +157,7 @@ def compute_gradients(
     last: bool = True,
     scaler: LossScaler | None = None,
 ) -> tuple[Tensor, ...]:
-    """Forward, backward, and beside it the gradient sums over devices. Inputs are local; returns the local outputs.
+    """Forward and backward; gradient sums over devices overlap with it. Inputs are local; returns the local outputs.
 
     Gradients are added to those of earlier calls, as by `backward`, until the optimizer zeroes them. `last=False`: a
     micro-batch after which others come; what it makes is summed over devices with the last one's. `scaler`: gradients
@@ -184,7 +184,7 @@ def accumulate_gradients(
     micro_batches: Sequence[Sequence[Tensor]],
     scaler: LossScaler | None = None,
 ) -> list[tuple[Tensor, ...]]:
-    """The same of all micro-batches of a step, one after another: the gradients of the mean of their losses.
+    """Forward and backward of all micro-batches of a step, one after another: gradients of the mean of their losses.
 
     Gradients are added up here and summed over devices once, during the last backward. Returns the outputs of each; of
     BATCH_SHARES the loss alone.
@@ -217,8 +217,8 @@ def accumulate_gradients(
 def weights_of_step(
     mesh: ParallelMesh, parameters: dict[str, nn.Parameter], parts: Sequence[Any], count: int = MICRO_BATCHES
 ) -> Iterator[None]:
-    """Around all micro-batches: weights in shards that are gathered for all of them. `parts`: which, of each part;
-    `count`: how many run here."""
+    """Context of all micro-batches: sharded weights that are gathered once for all of them. `parts`: which, of each
+    part; `count`: how many run here."""
     with contextlib.ExitStack() as stack:
         after = count if ZERO == 1 else 1
         lines = [stack.enter_context(gathered_together(mesh, parameters, buckets, after)) for buckets in parts]
@@ -232,7 +232,7 @@ def pipeline_gradients(
     micro_batches: Sequence[Sequence[Tensor]],
     scaler: LossScaler | None = None,
 ) -> list[Tensor]:
-    """The same over stages: `model` holds the parts of this one. Returns the losses on the last stage."""
+    """Gradients of a step over stages: `model` holds the parts of this one. Returns the losses on the last stage."""
     pipeline = pipeline_of(model, mesh)
     parameters = parameters_of(model)
     shares = shares_of_labels(model, mesh, micro_batches) if pipeline.counts_labels else []
@@ -250,7 +250,7 @@ def pipeline_gradients(
 def shares_of_labels(
     model: nn.Module, mesh: ParallelMesh, micro_batches: Sequence[Sequence[Tensor]]
 ) -> list[list[Tensor]]:
-    """Of each micro-batch, for each loss that is a mean over labels: its share of the labels of the step."""
+    """Share of each micro-batch in the labels of the step, for each loss that is a mean over labels."""
     labels = build_labels(mesh)
     targets = [() if labels is None else labels(*inputs) for inputs in micro_batches]
     every = [(one,) if isinstance(one, Tensor) else one for one in targets]
@@ -330,7 +330,7 @@ def run(options: argparse.Namespace, mesh: ParallelMesh, stop: StopSignals | Non
 
 
 def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, stop: StopSignals) -> bool:
-    """From what the run starts from to its last checkpoint. True where a signal has stopped it before."""
+    """Runs from the start state to the last checkpoint. True where a signal has stopped it before."""
     first = mesh.global_rank == 0
     optimizer = make_optimizer(model, weight_decay=options.weight_decay)
     scaler = make_scaler(mesh)
@@ -350,7 +350,7 @@ def trained(options: argparse.Namespace, mesh: ParallelMesh, model: nn.Module, s
     saved_rate, schedule = optimizer.param_groups[0]["lr"], make_schedule(optimizer, done, **shape)
     rate_now = optimizer.param_groups[0]["lr"]
     if first and done and options.lr is None and not math.isclose(rate_now, saved_rate, rel_tol=1e-6):
-        print(f"note: the learning rate is {rate_now:g}, saved as {saved_rate:g}: --schedule, --warmup or --steps differ")
+        print(f"note: the learning rate is {rate_now:g}, saved as {saved_rate:g}: --schedule, --warmup, --steps differ")
     if options.seed is not None:
         mesh.random.seed = options.seed
     saving = Saving(options, mesh.global_rank)
@@ -393,7 +393,7 @@ def train(
     saving: Saving,
     stop: StopSignals,
 ) -> bool:
-    """The steps after `done`. True where a signal, to whatever rank, stops it before the last."""
+    """Runs the steps after `done`. True where a signal, to whatever rank, stops it before the last."""
     updated = [*model.buffers()] if UPDATES_BUFFERS else None
     judge = FiniteSteps(
         mesh, LOSS_AXES, most_left_out(options), scaler, updated, lambda: (bool(stop.name), batches.ends_of_step)
@@ -426,7 +426,7 @@ def one_step(
     judge: FiniteSteps,
     scaler: LossScaler | None = None,
 ) -> None:
-    """Reads, trains, and tells of it."""
+    """Reads a batch, trains on it, and reports the step."""
     batch = batches.of_step(MICRO_BATCHES)
     logged = step % options.log_every == 0 or step == options.steps
     if options.data:

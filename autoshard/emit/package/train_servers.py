@@ -186,7 +186,7 @@ class Run:
     # --- servers ---
 
     def start_servers(self) -> None:
-        """From the last snapshot, or from where the run starts."""
+        """Starts the servers from the last snapshot, or from where the run starts."""
         for number in range(SERVERS):
             if self.source is not None:
                 guessed = self.patiently(number, "restore", self.generation, str(self.source)) or []
@@ -199,7 +199,7 @@ class Run:
         )
 
     def patiently(self, number: int, method: str, *arguments: Any) -> Any:
-        """A call of a server that Ray may be starting again."""
+        """Calls a server that Ray may be starting again."""
         until = time.monotonic() + self.options.patience
         while True:
             try:
@@ -210,7 +210,7 @@ class Run:
                 time.sleep(0.2)
 
     def go_back(self) -> None:
-        """All servers to the last snapshot; what was in work since is done again."""
+        """Returns all servers to the last snapshot; steps in work since are done again."""
         before, evaluated = self.done, bool(self.evaluated)
         self.generation += 1
         self.calls = {ref: call for ref, call in self.calls.items() if call[1] is None}
@@ -224,7 +224,7 @@ class Run:
         print(f"a server was lost in step {before + 1}; {what}", flush=True)
 
     def snapshot(self) -> None:
-        """Of all servers, between two updates; with --save a checkpoint."""
+        """Saves a snapshot of all servers, between two updates; with --save a checkpoint."""
         folder = f"{self.folder}/step-{self.done}"
         partial = Path(f"{folder}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -298,7 +298,7 @@ class Run:
         return options.lr * share, options.table_lr * share
 
     def fill(self) -> None:
-        """Shares of the next step, where none wait: asynchronously of those up to the next snapshot or evaluation."""
+        """Makes shares of the next step if none wait; asynchronously, of all up to the next snapshot or evaluation."""
         if self.evaluated or (self.stopped and self.started > self.done):
             return
         every = (1,) if STALENESS is None else (self.every, self.options.save_every, self.options.eval_every)
@@ -326,7 +326,7 @@ class Run:
         self.works |= {work.share: self.ray.put(work) for work in works}
 
     def finish(self) -> None:
-        """Steps, and evaluations, all of whose shares are there."""
+        """Finishes steps, and evaluations, all of whose shares are there."""
         if self.evaluated:
             self.finish_evaluation()
             return

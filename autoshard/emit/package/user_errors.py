@@ -9,8 +9,8 @@ class UserError(Exception):
 
 
 class BatchError(UserError):
-    """The same, of a batch that one rank got: shown by that rank."""
+    """A UserError about a batch that one rank got: shown by that rank."""
 
 
 class ElsewhereError(UserError):
-    """The same, of which another rank knows more: shown by that one."""
+    """A UserError of which another rank knows more: shown by that one."""

@@ -1,1 +1,1 @@
-"""What a plan does not need is left out of its package."""
+"""Removal from a package of what its plan does not need."""

@@ -50,7 +50,7 @@ class Function:
 
     @cached_property
     def defaults(self) -> dict[str, ast.expr | None]:
-        """Of each parameter."""
+        """Default of each parameter."""
         args = self.node.args
         every = [*args.posonlyargs, *args.args]
         values: list[ast.expr | None] = [None] * (len(every) - len(args.defaults)) + [*args.defaults]
@@ -113,7 +113,7 @@ def call_sites(text: str) -> CallSites:
 
 
 def _types(tree: ast.Module) -> set[ast.AST]:
-    """What stands in annotations, and in the second place of `isinstance`: it calls nothing."""
+    """Nodes that call nothing: annotations, and the types of `isinstance` and `cast`."""
     nodes: set[ast.AST] = set()
     for node in walk(tree):
         match node:
@@ -147,8 +147,8 @@ def _plain(node: ast.FunctionDef) -> bool:
 
 @lru_cache(maxsize=65536)
 def bound_arguments(function: Function, call: ast.Call) -> dict[str, Argument] | None:
-    """Parameter -> what is passed; those that are not have their default. Those that may be passed by `*` or `**` are
-    left out. None where the call does not fit."""
+    """Parameter -> what is passed, or its default. Those that may be passed by `*` or `**` are left out. None where the
+    call does not fit."""
     arguments = dict(function.defaults)
     names = [arg.arg for arg in function.positional]
     for place, argument in enumerate(call.args):

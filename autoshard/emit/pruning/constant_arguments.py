@@ -91,12 +91,12 @@ class _World:
                 yield from self._guessed(name)
 
     def _guessed(self, method: str) -> Iterator[tuple[str, str]]:
-        """A method of whatever class has one of the name."""
+        """Methods of that name, of whatever class has one."""
         if not method.startswith("__"):
             yield from self.methods.get(method, [])
 
     def _kind(self, module: str, call: Call, owner: str) -> tuple[str, str] | None:
-        """The class of what a method is called of, where an annotation says it."""
+        """Class of the object that a method is called on, where an annotation states it."""
         if owner == "self" and "." in call.inside:
             return module, call.inside.partition(".")[0]
         function = self.functions.get((module, call.inside))
@@ -104,7 +104,7 @@ class _World:
         return resolved(self.tables, module, named) if named else None
 
     def is_certain(self, module: str, call: Call) -> bool:
-        """It names the function that it calls, or the class of the method."""
+        """True if it names the function that it calls, or the class of the method."""
         match call.node.func:
             case ast.Name():
                 return True
@@ -124,7 +124,7 @@ class _World:
 
 
 def _calls_by_name(node: ast.Call, table: ModuleTable) -> bool:
-    """`getattr` of something that may be a method: not of the options, a user's module or a library."""
+    """True for `getattr` of something that may be a method: not of the options, a user's module or a library."""
     match node:
         case ast.Call(ast.Name("getattr"), [ast.Name(owner), name, *_]):
             return not isinstance(name, ast.Constant) and owner not in {"options", "module", *table.imports}
@@ -143,7 +143,7 @@ def _propagated(world: _World, outside: Outside) -> dict[Parameter, Any]:
     values: dict[Parameter, Any] = {}
 
     def join(key: Parameter, value: Any) -> bool:
-        """True where it changes what is known."""
+        """True if it changes what is known."""
         value = value if _is_plain(value) else UNKNOWN
         if key in values and (values[key] is UNKNOWN or (type(value), value) == (type(values[key]), values[key])):
             return False
@@ -233,7 +233,7 @@ def _is_passed_by_models(world: _World, parameter: Parameter) -> bool:
 
 
 def _in_place_of(source: Source, function: ast.FunctionDef, parameter: str, value: Any) -> Iterator[Edit]:
-    """The value in place of the parameter, in the body."""
+    """Edits that write the value in place of the parameter, in the body."""
     for statement in function.body:
         for node in walk(statement):
             if isinstance(node, ast.Name) and node.id == parameter:
@@ -271,7 +271,7 @@ def _without_arguments(source: Source, call: ast.Call, function: Function, names
 
 
 def _removed(source: Source, spans: Sequence[tuple[int, int]], gone: Sequence[bool], star: int = 0) -> Iterator[Edit]:
-    """Items of a list, with the commas between them. A `*` stands before item `star`, while items after it stay."""
+    """Edits that remove items of a list and their commas. A `*` stands before item `star` while items after it stay."""
     count, place = len(spans), 0
     while place < count:
         if not gone[place]:

@@ -19,7 +19,7 @@ def constant_functions(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 def _constant_function(node: ast.FunctionDef) -> Any:
-    """What a function returns that does nothing else, or UNKNOWN."""
+    """Constant that a function returns if it does nothing else, or UNKNOWN."""
     body = (
         node.body[1:]
         if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
@@ -54,7 +54,7 @@ def constant_attributes(texts: Iterable[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _attributes(text: str) -> tuple[frozenset[tuple[str, Any]], frozenset[str]]:
-    """What a module stores in attributes, and those that its classes without bases set."""
+    """Attributes that a module stores, with values, and the names of those that its classes without bases set."""
     source = parsed(text)
     stored, owned = {*_stored(source.nodes)}, set[str]()
     for node in source.tree.body:

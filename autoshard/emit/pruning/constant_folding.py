@@ -22,7 +22,7 @@ NO_CONTEXT = "contextlib.nullcontext()"
 
 @dataclass(frozen=True)
 class Empty:
-    """A list, dict or tuple without anything, as it is written."""
+    """A list, dict or tuple without anything, as written."""
 
     text: str
 
@@ -112,7 +112,7 @@ def _is_harmless(node: ast.expr) -> bool:
 
 
 def _joined(both: bool, values: list[Any]) -> Any:
-    """Of `and` and `or`."""
+    """Value of operands joined by `and` (`both`) or `or`."""
     for value in values:
         if value is UNKNOWN:
             return UNKNOWN
@@ -203,7 +203,7 @@ def _is_empty(iterated: ast.expr, known: Known) -> bool:
 
 
 def _taken(source: Source, node: ast.If, block: list[ast.stmt], alone: bool) -> Edit:
-    """An `if` whose branch is known."""
+    """Edit of an `if` whose branch is known."""
     assert node.end_lineno is not None
     first = source.lines[node.lineno - 1]
     is_elif = source.data[source.start(node) :].startswith(b"elif")
@@ -254,7 +254,7 @@ def _contexts(
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
-    """Expressions of which nothing counts but whether they are true."""
+    """Expressions of which only the truth counts."""
     match node:
         case ast.If() | ast.IfExp() | ast.While() | ast.Assert():
             return [node.test]
@@ -274,7 +274,7 @@ def _joined_parts(node: ast.expr) -> Iterator[ast.BoolOp]:
 
 
 def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
-    """`True and x` is x, and `False or x`; `False and x` is False wherever it stands."""
+    """Edits of operands: `True and x` is x, and `False or x`; `False and x` is False wherever it stands."""
     both = isinstance(node.op, ast.And)
     values = [value_of(operand, known) for operand in node.values]
     if values[0] is not UNKNOWN:
@@ -290,7 +290,7 @@ def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edi
 
 
 def _of_test(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
-    """Where only truth counts, `x and True` is x, and `x and False` is False where x does nothing."""
+    """Edits where only truth counts: `x and True` is x, and `x and False` is False where x does nothing."""
     value, both = value_of(node.values[-1], known), isinstance(node.op, ast.And)
     if value is UNKNOWN:
         return
@@ -311,7 +311,7 @@ def _kept(source: Source, node: ast.BoolOp, values: list[ast.expr]) -> Edit:
 
 
 def _settled_locals(source: Source, function: ast.FunctionDef, nodes: list[ast.AST]) -> Iterator[Edit]:
-    """Variables that are None, False, True or a context that does nothing, whatever happens; and those that nothing
+    """Edits of variables that are always None, False, True or a context that does nothing, and of those that nothing
     reads any more."""
     stores: dict[str, list[ast.Assign]] = {}
     for _, block in blocks(nodes):
@@ -349,12 +349,12 @@ def _settled_locals(source: Source, function: ast.FunctionDef, nodes: list[ast.A
 
 
 def _has_more(block: list[ast.stmt]) -> bool:
-    """A block from which all assignments may go: one without statements is no Python."""
+    """True for a block from which all assignments may go: one without statements is no Python."""
     return any(not isinstance(node, ast.Assign) for node in block)
 
 
 def _does_nothing(node: ast.expr) -> bool:
-    """It only makes a value."""
+    """True if it only makes a value."""
     return all(
         isinstance(call.func, ast.Name) and call.func.id in _MAKERS
         for call in walk(node) if isinstance(call, ast.Call)

@@ -1,4 +1,4 @@
-"""What the files of a model mean for the files around them."""
+"""Interfaces of the files of a model, as the files around them see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIED = frozenset({"PLAN", "DEVICES_PER_NODE"})  # constants that decide nothin
 
 @dataclass(frozen=True)
 class ModelInterface:
-    """What a file of the model means for others: its constants, what it imports, and its calls, as code."""
+    """Interface of a file of the model: its constants, what it imports, and its calls, as code."""
 
     name: str
     constants: tuple[tuple[str, Any], ...]
@@ -27,7 +27,7 @@ class ModelInterface:
 
 
 def model_interfaces(files: Mapping[str, str], models: Mapping[str, str]) -> tuple[ModelInterface, ...]:
-    """Of each of `models`, which are used with `files`; both by name."""
+    """Interface of each of `models`, which are used with `files`; both by name."""
     methods = _method_names(tuple(text for name, text in sorted(files.items()) if name.endswith(".py")))
     return tuple(
         ModelInterface(name, _constants(text), _imported(name, text), _calls(text, methods))
@@ -55,7 +55,7 @@ def _constants(text: str) -> tuple[tuple[str, _Value], ...]:
 
 @lru_cache(maxsize=256)
 def _imported(name: str, text: str) -> tuple[Name, ...]:
-    """What a file of the model needs of others."""
+    """Names that a file of the model imports from others."""
     table = module_table(name, text)
     inner = {
         imported

@@ -25,7 +25,7 @@ class References:
 
 @dataclass(frozen=True)
 class ModuleDefinition:
-    """A function, class or variable of a module. `methods`: those of a class without bases, which may go one by one."""
+    """A function, class or variable of a module. `methods` of a class without bases, removable one by one."""
 
     node: ast.stmt
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class ModuleDefinition:
 
 @dataclass(frozen=True)
 class ModuleTable:
-    """`effects`: statements that do something as the module is imported."""
+    """Definitions and imports of a module. `effects`: statements that do something when the module is imported."""
 
     source: Source
     definitions: tuple[ModuleDefinition, ...]
@@ -97,7 +97,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def bindings(file: str, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Name]]:
-    """Name here -> the module and the name in it; of a whole module ""."""
+    """Yields local name -> (module, name there); the name is "" for an import of a whole module."""
     if isinstance(node, ast.Import):
         yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
         return

@@ -1,7 +1,7 @@
-"""A package with what its plan needs and nothing else.
+"""A package pruned to what its plan needs.
 
-Conditions that the plan decides are decided; functions, methods, classes, constants, imports and files that nothing
-reaches from the programs are left out."""
+Conditions that the plan decides are resolved; functions, methods, classes, constants, imports and files that the
+programs do not reach are removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autoshard.emit.pruning.tidied_text import tidied, with_needed_imports
 
 
 def pruned(files: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str]:
-    """`files`: those that are equal in every package, by name, `models` those of this model."""
+    """Pruned files by name. `files`: those that are equal in every package; `models`: those of this model."""
     with _without_collection():
         interface = model_interfaces(files, models)
         remaining, read = _pruned(tuple(sorted(files.items())), interface)
@@ -35,7 +35,7 @@ def pruned(files: Mapping[str, str], models: Mapping[str, str]) -> dict[str, str
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """No cyclic garbage collection: it would look through all trees again and again, in a third of the time."""
+    """Switches cyclic garbage collection off, which would traverse all trees repeatedly: a third of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -49,7 +49,7 @@ def _without_collection() -> Iterator[None]:
 def _pruned(
     files: tuple[tuple[str, str], ...], interface: tuple[ModelInterface, ...]
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """The files that stay, and the constants of the model's files that they read."""
+    """The files that stay, and the constants that they read of the model's files."""
     texts = {name: text for name, text in files if name.endswith(".py")}
     whole, reached = texts, None
     while True:
@@ -74,7 +74,7 @@ def _pruned(
 
 
 def _outside(tables: Mapping[str, ModuleTable]) -> Outside:
-    """`ROOTS` where they are defined."""
+    """Definitions that code outside the package uses: `ROOTS`, resolved to where they are defined."""
     passed = {target: count for root, count in ROOTS.items() if (target := resolved(tables, *root)) is not None}
     return Outside(passed | OUTSIDE)
 
@@ -82,7 +82,7 @@ def _outside(tables: Mapping[str, ModuleTable]) -> Outside:
 def _reachable(
     texts: Mapping[str, str], interface: tuple[ModelInterface, ...]
 ) -> tuple[dict[str, str], dict[str, ModuleTable], Reached]:
-    """What can be reached, as texts and as tables."""
+    """Reachable code, as texts and as module tables."""
     tables = {module_name(name): module_table(name, text) for name, text in texts.items()}
     roots = dict.fromkeys([root for model in interface for root in model.imported], 0) | ROOTS
     read = {line.partition("(")[0].removeprefix("_.") for model in interface for line in model.calls.splitlines()}
@@ -96,7 +96,7 @@ def _reachable(
 
 
 def _read(table: ModuleTable, reached: Reached, module: str) -> Iterator[str]:
-    """Every name, attribute and string of what stays: more than the constants that it reads."""
+    """Every name, attribute and string of the code that stays: more than the constants that it reads."""
     for references in table.effects:
         yield from references.names | references.attributes | references.strings
     for definition in table.definitions:
@@ -111,7 +111,7 @@ def _read(table: ModuleTable, reached: Reached, module: str) -> Iterator[str]:
 def _folded(
     texts: Mapping[str, str], interface: tuple[ModelInterface, ...], whole: Mapping[str, str], reached: Reached | None
 ) -> tuple[dict[str, str], dict[str, Known]]:
-    """All conditions on the plan decided. A constant that is made of others counts where it is imported, too."""
+    """Resolves all conditions on the plan. A constant computed from others counts where it is imported, too."""
     models = {module_name(model.name): dict(model.constants) for model in interface}
     every = [constant for constants in models.values() for constant in constants.items() if constant[1] is not UNKNOWN]
     values: dict[str, set[Any]] = {}
@@ -157,7 +157,7 @@ _Facts = tuple[tuple[tuple[str, Any], ...], ...]
 
 
 def _relevant(known: Known, table: ModuleTable) -> _Facts:
-    """What is known of what the module reads: names, attributes, modules and functions."""
+    """Known facts about what the module reads: names, attributes, modules and functions."""
     every = [*(definition.references for definition in table.definitions), *table.effects]
     every += [references for definition in table.definitions for *_, references in definition.methods]
     read = frozenset().union(*(references.attributes for references in every))
@@ -183,7 +183,7 @@ def _names(table: ModuleTable) -> Iterator[str]:
 
 
 def _constant_functions(texts: Mapping[str, str]) -> dict[Name | None, Any]:
-    """Those that return one constant and do nothing else."""
+    """Functions that return one constant and do nothing else, with the constant."""
     constants: dict[Name | None, Any] = {}
     for name, text in texts.items():
         constants |= {(module_name(name), function): value for function, value in constant_functions(text)}
@@ -191,7 +191,7 @@ def _constant_functions(texts: Mapping[str, str]) -> dict[Name | None, Any]:
 
 
 def _depends(node: ast.expr | None, known: Known) -> bool:
-    """On a constant of the model: other literals may be changed by the program."""
+    """Does `node` depend on a constant of the model? Other literals may be changed by the program."""
     return node is not None and any(
         isinstance(child, ast.Name) and (child.id in known.names or child.id in known.modules) for child in walk(node)
     )
@@ -220,7 +220,7 @@ def _requested(
     reached: Reached,
     interface: tuple[ModelInterface, ...],
 ) -> dict[str, set[str]]:
-    """Module -> names that others import of it though they are defined elsewhere: what `runtime` passes on."""
+    """Module -> names that others import from it though they are defined elsewhere: what `runtime` re-exports."""
     requested: dict[str, set[str]] = {}
     for module, name in [root for model in interface for root in model.imported] + list(ROOTS):
         requested.setdefault(module, set()).add(name)
@@ -236,7 +236,7 @@ def _requested(
 
 
 def _without(name: str, table: ModuleTable, reached: Reached, idle: Set[str]) -> str:
-    """A file without what nothing reaches. `idle`: attributes that hold a constant and that nothing reads."""
+    """A file without its unreached code. `idle`: attributes that hold a constant and that nothing reads."""
     module, source = module_name(name), table.source
     edits = [
         source.removed(node)

@@ -1,4 +1,4 @@
-"""What of a package's modules can be reached from what starts it, definition by definition and method by method."""
+"""Reachability in a package's modules from what starts it, definition by definition and method by method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autoshard.emit.pruning.module_table import ModuleDefinition, ModuleTable, N
 
 @dataclass
 class Reached:
-    """`names`: definitions, and constants of the model's files; `methods`: by class."""
+    """Reached code. `names`: definitions, and constants of the model's files; `methods`: by class."""
 
     names: set[Name] = field(default_factory=set)
     methods: set[tuple[str, str, str]] = field(default_factory=set)
@@ -19,7 +19,7 @@ class Reached:
 
 
 def resolved(tables: Mapping[str, ModuleTable], module: str, name: str) -> Name | None:
-    """Where a name of a module is defined; None outside the package."""
+    """The module and name that define a name of a module; None outside the package."""
     while module in tables:
         table = tables[module]
         if name in table.defined:
@@ -38,9 +38,9 @@ def resolved(tables: Mapping[str, ModuleTable], module: str, name: str) -> Name 
 def reached_from(
     tables: Mapping[str, ModuleTable], roots: Mapping[Name, int | None], programs: Iterable[str], read: Iterable[str]
 ) -> Reached:
-    """`roots`: names that others use, classes with None by whatever method; `read`: attributes that others read.
-    `programs`: modules that are started; of others the statements that do something count once anything of them
-    does."""
+    """Code reached from `roots`: names that others use; a class with None is used by any of its methods. `read`:
+    attributes that others read. `programs`: modules that are started; in other modules, statements with effects count
+    once something of the module is reached."""
     search = _ReachSearch(tables)
     for module in programs:
         search.enter(module)

@@ -31,8 +31,8 @@ def walk(root: ast.AST) -> list[ast.AST]:
 
 
 def _numbered(root: ast.AST) -> list[ast.AST]:
-    """The nodes of a tree, depth first. Each is noted the part of the list that it and its descendants are, as trees
-    are walked more often than parsed."""
+    """The nodes of a tree, depth first. Each node records which part of the list it and its descendants take up,
+    because trees are walked more often than parsed."""
     nodes: list[ast.AST] = []
 
     def visit(node: ast.AST) -> None:
@@ -58,7 +58,7 @@ def parsed(text: str) -> Source:
 
 
 class Source:
-    """A module's text and tree. Offsets count bytes, as those of `ast` do."""
+    """A module's text and tree. Offsets count bytes, as in `ast`."""
 
     def __init__(self, text: str) -> None:
         self.text, self.tree = text, ast.parse(text)
@@ -66,12 +66,12 @@ class Source:
 
     @cached_property
     def in_texts(self) -> set[ast.AST]:
-        """What stands in formatted texts, where Python 3.11 does not know its place."""
+        """Nodes inside formatted strings, whose positions Python 3.11 does not know."""
         return {node for text in self.nodes if isinstance(text, ast.JoinedStr) for node in walk(text)}
 
     @cached_property
     def functions(self) -> list[tuple[ast.FunctionDef, list[ast.AST]]]:
-        """Each with all that is in it."""
+        """Each function with all its nodes."""
         return [(function, walk(function)) for function in self.nodes if isinstance(function, ast.FunctionDef)]
 
     @cached_property
@@ -101,7 +101,7 @@ class Source:
         return Edit(self.start(node), self.end(node), text)
 
     def first_line(self, node: ast.stmt) -> int:
-        """Of a statement, from 0: that of its first decorator, or of the comment above it."""
+        """First line of a statement, from 0: that of its first decorator, or of the comment above it."""
         decorators = getattr(node, "decorator_list", [])
         line: int = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
         while line and self.line(line - 1).strip().startswith("#") and not self._is_heading(line - 1):
@@ -109,7 +109,7 @@ class Source:
         return line
 
     def _is_heading(self, line: int) -> bool:
-        """A comment that stands by itself is of all that follows."""
+        """Is this a comment that stands by itself, as a heading of all that follows?"""
         return self.line(line).startswith("# ---")
 
     def line(self, number: int) -> str:
@@ -121,7 +121,7 @@ class Source:
         return Edit(self.lines[self.first_line(node)], self.lines[node.end_lineno], "")
 
     def without(self, node: ast.stmt, block: Block, start: int, end: int) -> Edit:
-        """In place of the lines from `start` to `end`, which hold `node`, those of `block`, as far in as `node` is."""
+        """Edit that replaces the lines `start` to `end`, which hold `node`, by those of `block`, indented likewise."""
         if not block:
             return Edit(start, end, "")
         last = block[-1].end_lineno
@@ -146,7 +146,7 @@ class Source:
         return lines
 
     def applied(self, edits: Sequence[Edit]) -> str:
-        """The text with all edits. One within another is left for the next round."""
+        """The text with all edits applied. An edit inside another one is left for the next round."""
         data, at = [], 0
         for edit in sorted(edits, key=lambda edit: (edit.start, -edit.end, len(edit.text))):
             if edit.start >= at:

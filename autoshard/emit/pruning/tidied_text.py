@@ -1,4 +1,4 @@
-"""The finish of a pruned file: the imports that it uses, blank lines and short brackets as a formatter has them."""
+"""The finish of a pruned file: only imports that it uses, blank lines and short brackets as a formatter writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoshard.emit.pruning.source_edits import Edit, Source, parsed
 
 
 def with_needed_imports(name: str, text: str, requested: set[str]) -> str:
-    """Only the imports that the rest of the file uses, or that others take from it."""
+    """The text with only those imports that the rest of the file uses, or that other files import from it."""
     source, edits = parsed(text), []
     table = module_table(name, text)
     used = {*requested, "TYPE_CHECKING"}

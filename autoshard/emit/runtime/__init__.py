@@ -1,10 +1,10 @@
-"""What the generated model needs at run time: a mesh of named axes, collectives with gradients, sharded parameters.
+"""Runtime library of the generated model: a mesh of named axes, collectives with gradients, sharded parameters.
 
 Launched by torchrun on gloo, NCCL or HCCL. On each mesh axis a tensor has one of these layouts:
-  S<d>  sharded: each device holds a slice of dim d, and the same slice of the gradient
-  R     replicated: everything on each device, and the whole gradient, equal on all
-  R+    replicated: everything on each device; the true gradient is the sum over the axis
-  P     partial: the true value is the sum over the axis; the gradient is whole on each
+  S<d>  sharded: each device holds a slice of dim d and the same slice of the gradient
+  R     replicated: each device holds the whole tensor and the whole gradient, equal on all
+  R+    replicated: each device holds the whole tensor; the true gradient is the sum over the axis
+  P     partial: the true value is the sum over the axis; each device holds the whole gradient
 A layout is written with one placement per axis, in mesh order: "S0 R".
 """
 

@@ -1,9 +1,9 @@
-"""Attention whose queries (and keys and values) are cut along the sequence, or whose heads share fewer key heads.
+"""Attention whose queries (and keys and values) are sharded along the sequence, or whose heads share fewer key heads.
 
-q is (..., heads, s, d), k (..., key heads, t, d), v (..., key heads, t, e); a mask is (..., s, t), its columns whole.
-`queries`: the axes that cut s; `keys`: those that cut t, each what the one before left (`rows` and `columns` are the
-whole lengths). A causal mask counts global positions. `heads`: the axes that cut the heads of q, of `query_heads`;
-k and v then hold all of theirs, and each device takes what its own query heads use.
+q is (..., heads, s, d), k (..., key heads, t, d), v (..., key heads, t, e); a mask is (..., s, t), with all columns.
+`queries`: the axes that shard s; `keys`: those that shard t, each splitting what the previous one left (`rows` and
+`columns` are the whole lengths). A causal mask uses global positions. `heads`: the axes that shard the heads of q, of
+`query_heads`; k and v then hold all key heads, and each device selects those that its query heads use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def held_range(size: int, axes: Sequence[Axis], at: Sequence[int] | None = None) -> tuple[int, int]:
-    """[start, stop) of a dim on this device (or the one at coordinates `at`): each axis cuts what the last one left."""
+    """[start, stop) of a dim on this device (or the one at `at`): each axis splits what the last one left."""
     start, stop = 0, size
     for axis, index in zip(axes, at or [axis.index for axis in axes], strict=True):
         low, high = shard_bounds(stop - start, axis, index=index)
@@ -37,7 +37,7 @@ def parallel_attention(
     keys: Sequence[Axis] = (), heads: Sequence[Axis] = (), rows: int = 0, columns: int = 0, query_heads: int = 0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Every device attends with its queries to all keys, gathered over `keys` in one collective an axis.
+    """Attention of this device's queries to all keys, gathered over `keys` in one collective per axis.
 
     Only the shards of k and v are kept for backward, which gathers them again and scatters their gradients.
     """
@@ -100,8 +100,8 @@ def _prepared(
     k: Tensor, v: Tensor, mask: Tensor | None, queries: Sequence[Axis], keys: Sequence[Axis], heads: Sequence[Axis],
     rows: int, columns: int, query_heads: int, is_causal: bool, enable_gqa: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, bool, bool, tuple[Tensor, ...]]:  # fmt: skip
-    """All keys and values that this device's queries see, with the causal mask in global positions, and the tensor that
-    was gathered for them."""
+    """All keys and values that this device's queries see, the causal mask in global positions, and the tensors that
+    were gathered."""
     if heads:
         k, v, enable_gqa = own_heads(k, v, heads, query_heads, enable_gqa)
     gathered: tuple[Tensor, ...] = ()
@@ -129,7 +129,7 @@ def _gathered(x: Tensor, keys: Sequence[Axis], columns: int) -> Tensor:
 def own_heads(
     k: Tensor, v: Tensor, heads: Sequence[Axis], query_heads: int, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, bool]:
-    """The key heads that the query heads of this device use, and whether several of these share one."""
+    """The key heads that this device's query heads use, and whether several of its query heads share one."""
     shared = query_heads // k.shape[-3]
     start, stop = held_range(query_heads, heads)
     first, last = start // shared, (stop - 1) // shared + 1
@@ -140,11 +140,11 @@ def own_heads(
 
 
 def repeated_part(x: Tensor, *, repeats: int, dim: int, heads: Sequence[Axis]) -> Tensor:
-    """This device's part, cut by `heads`, of `x.repeat_interleave(repeats, dim)`."""
+    """This device's part, sharded by `heads`, of `x.repeat_interleave(repeats, dim)`."""
     start, stop = held_range(x.shape[dim] * repeats, heads)
     return x.index_select(dim, torch.arange(start, stop, device=x.device) // repeats)
 
 
 def causal_mask(start: int, stop: int, first: int, last: int, device: torch.device) -> Tensor:
-    """True where the query at a row [start, stop) sees the key at a column [first, last)."""
+    """True where the query at row [start, stop) sees the key at column [first, last)."""
     return torch.arange(start, stop, device=device).unsqueeze(-1) >= torch.arange(first, last, device=device)

@@ -1,4 +1,4 @@
-"""Ring attention: blocks of keys and values go round the devices, and none ever holds them all."""
+"""Ring attention: blocks of keys and values circulate among the devices; none ever holds all of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def ring_attention(
     heads: Sequence[Axis] = (), rows: int, columns: int, query_heads: int = 0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Blocks of keys and values travel round `keys` while each device attends with its queries to the block it has.
+    """Attention by blocks of keys and values that travel round `keys`; each device attends to the block it has.
 
     No device ever holds all keys, and a block moves while the one before it is used. Liu et al. 2023, arXiv:2310.01889.
     Causal masks skip blocks that no query here sees: with contiguous shards over n devices the last one computes all n
     blocks and the first only one, so a step takes as long as without skipping (`balanced_ring_attention` shares the
-    work evenly). Blocks go through torch's fused kernels on CPUs, and on CUDA in half precision; those with a mask, and
-    other devices, make scores of (queries, block).
+    work evenly). Blocks use torch's fused kernels on CPUs, and on CUDA in half precision; those with a mask, and other
+    devices, compute scores of (queries, block).
     """
     if heads:
         k, v, _ = own_heads(k, v, heads, query_heads, enable_gqa)
@@ -39,11 +39,11 @@ def balanced_ring_attention(
     heads: Sequence[Axis] = (), rows: int, columns: int, query_heads: int = 0, is_causal: bool = True,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`ring_attention` under a causal mask, with the same work on every device, half of all blocks.
+    """`ring_attention` under a causal mask, with the same work on every device: half of all blocks.
 
-    Of the sequence in 2n chunks device i takes the i-th and the i-th from the end, as Megatron-Core and torchtitan do;
-    here for the attention alone: queries, keys and values are exchanged before it and the result after it, so that all
-    else (positions, rotary tables, labels) stays in the order of the sequence. `queries` are `keys`, `rows` `columns`.
+    The sequence is split into 2n chunks; device i gets the i-th and the i-th from the end, as in Megatron-Core and
+    torchtitan, but for attention only: queries, keys and values are exchanged before it and the result after it, so
+    that all else (positions, rotary tables, labels) stays in sequence order. `queries` are `keys`, `rows` `columns`.
     """
     if heads:
         k, v, _ = own_heads(k, v, heads, query_heads, enable_gqa)
@@ -66,7 +66,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: _Ring | 
 
 
 class _Order:
-    """The order in which the blocks of the ring come by: by shifts along the innermost axis, then the next one."""
+    """The order in which blocks of the ring arrive: by shifts along the innermost axis, then the next one."""
 
     def __init__(self, keys: Sequence[Axis], scale: float) -> None:
         self.keys, self.scale, self.steps = keys, scale, math.prod(axis.size for axis in keys)
@@ -75,7 +75,7 @@ class _Order:
         return [axis.index for axis in self.keys]
 
     def turns(self, step: int) -> int:
-        """The position of the axis along which the blocks move after `step` (from 1)."""
+        """Position of the axis along which the blocks move after `step` (from 1)."""
         position = len(self.keys) - 1
         while step % self.keys[position].size == 0:
             step, position = step // self.keys[position].size, position - 1
@@ -83,14 +83,14 @@ class _Order:
 
 
 class _Ring(_Order):
-    """Devices hold the sequence in order."""
+    """Ring whose devices hold the sequence in order."""
 
     def __init__(self, keys: Sequence[Axis], columns: int, rows: tuple[int, int], causal: bool, scale: float) -> None:
         super().__init__(keys, scale)
         self.columns, self.rows, self.causal = columns, rows, causal
 
     def block(self, owner: Sequence[int]) -> tuple[int, int]:
-        """The columns of the block that came from the device at these coordinates."""
+        """Columns of the block that came from the device at these coordinates."""
         return held_range(self.columns, self.keys, owner)
 
     def length(self, owner: Sequence[int]) -> int:
@@ -98,7 +98,7 @@ class _Ring(_Order):
         return stop - start
 
     def part(self, owner: Sequence[int]) -> Part | None:
-        """All queries on all keys, or nothing."""
+        """All queries on all keys of the block, or None."""
         start, stop = self.block(owner)
         if self.causal and start >= self.rows[1]:
             return None
@@ -106,13 +106,13 @@ class _Ring(_Order):
         return Part(0, stop - start, shift, start)
 
     def kernels(self, q: Tensor, v: Tensor, mask: Tensor | None) -> Kernels:
-        """torch's own where they take it: no mask but a causal one whose blocks are seen whole, half, or not at all."""
+        """torch's fused kernels where they apply: no mask, or a causal one that shows blocks whole, half or not."""
         aligned = not self.causal or self.rows == self.block(self.home())
         return Flash(q, self.scale) if mask is None and aligned and Flash.takes(q, v) else Plain(q, self.scale, mask)
 
 
 class _BalancedRing(_Order):
-    """Devices hold an early and a late chunk of the sequence."""
+    """Ring whose devices each hold an early and a late chunk of the sequence."""
 
     def __init__(self, places: Zigzag, scale: float) -> None:
         super().__init__(places.axes, scale)
@@ -122,8 +122,8 @@ class _BalancedRing(_Order):
         return sum(self.places.lengths(self.places.number(owner)))
 
     def part(self, owner: Sequence[int]) -> Part | None:
-        """Of an earlier device its early keys, which all queries here see; of a later one all keys, which the late
-        queries see. The device's own two chunks are in order, and half masked."""
+        """Part of a block that queries here see: an earlier device's early keys, seen by all queries; all keys of a
+        later one, seen by the late queries. The device's own two chunks are in order, and half masked."""
         here, other = self.places.here, self.places.number(owner)
         early, late = self.places.lengths(other)
         if other == here:
@@ -188,7 +188,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _join(out: Tensor, logsumexp: Tensor, block_out: Tensor, sums: Tensor) -> None:
-    """Adds what one block gives, in place: both outputs by what their exponentials sum to."""
+    """Adds one block's result in place: outputs are weighted by the sums of their exponentials."""
     both = torch.logaddexp(logsumexp, sums)
     finite = both.masked_fill(both == -torch.inf, 0)  # a row that has seen nothing yet
     out.mul_((logsumexp - finite).exp()).add_(block_out * (sums - finite).exp())
@@ -196,12 +196,12 @@ def _join(out: Tensor, logsumexp: Tensor, block_out: Tensor, sums: Tensor) -> No
 
 
 def _row(k: Tensor, v: Tensor) -> int:
-    """How many numbers a block has for each of its columns."""
+    """Numbers per column of a block."""
     return int(math.prod(k.shape[:-2]) * (k.shape[-1] + v.shape[-1]))
 
 
 def _packed(k: Tensor, v: Tensor) -> Tensor:
-    """A block as one flat tensor: it moves in one piece."""
+    """A block as one flat tensor, so that it moves in one piece."""
     return torch.cat([k.reshape(-1), v.reshape(-1)])
 
 
@@ -213,12 +213,12 @@ def _unpacked(flat: Tensor, k: Tensor, v: Tensor, length: int) -> tuple[Tensor, 
 
 
 def _keys(block: tuple[Tensor, Tensor], part: Part) -> tuple[Tensor, Tensor]:
-    """Of a block's keys and values, as views, those that a device attends to."""
+    """Keys and values of a block that a device attends to, as views."""
     return block[0][..., : part.columns, :], block[1][..., : part.columns, :]
 
 
 def _pass_on(flat: Tensor, ring: _Ring | _BalancedRing, owner: list[int], step: int, row: int) -> Callable[[], Tensor]:
-    """Sends a block to the next device and receives the one before it, whose owner then stands in `owner`."""
+    """Sends a block to the next device and receives the previous one's, whose owner is written to `owner`."""
     position = ring.turns(step)
     axis = ring.keys[position]
     owner[position] = (owner[position] - 1) % axis.size
@@ -226,7 +226,7 @@ def _pass_on(flat: Tensor, ring: _Ring | _BalancedRing, owner: list[int], step: 
 
 
 def _sent_home(flat: Tensor, ring: _Ring | _BalancedRing, owner: list[int], row: int) -> Tensor:
-    """What belongs to the block of `owner` goes there; back comes what belongs to the block of this device."""
+    """Sends what belongs to `owner`'s block to that device, and returns what belongs to this device's block."""
     for position, axis in enumerate(ring.keys):
         distance = (owner[position] - axis.index) % axis.size
         if distance:

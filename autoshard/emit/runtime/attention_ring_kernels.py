@@ -1,4 +1,4 @@
-"""What a device of a ring computes with one block of keys and values: torch's fused kernels, or scores as a tensor."""
+"""Computation of a ring device on one block of keys and values: torch's fused kernels, or scores as a tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .attention import causal_mask
 
 
 class Part(NamedTuple):
-    """Which queries attend to which keys of a block: those from `first_row` on to the first `columns`."""
+    """Which queries attend to which keys of a block: queries from `first_row` on, to the first `columns` keys."""
 
     first_row: int
     columns: int
@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
 
 class Kernels(Protocol):
-    """Of the queries that it was made with, (queries, d), and a block's (columns, d), with the same dims before."""
+    """Attention of the given queries, (queries, d), to a block's (columns, d); both have the same leading dims."""
 
     def forward(self, k: Tensor, v: Tensor, part: Part) -> tuple[Tensor, Tensor]:
         """The output (accumulated in float32) and the logarithms of the sums of its exponentials, (rows, 1)."""
@@ -29,12 +29,12 @@ class Kernels(Protocol):
     def backward(
         self, k: Tensor, v: Tensor, part: Part, grad: Tensor, out: Tensor, logsumexp: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the rows, keys and values, from the rows of `grad`, and of `out` and `logsumexp` of all
+        """Gradients of the rows, keys and values, from the rows of `grad`, and from `out` and `logsumexp` over all
         blocks."""
 
 
 class Plain:
-    """Scores as a tensor, computed again in backward."""
+    """Scores as a tensor, recomputed in backward."""
 
     def __init__(self, q: Tensor, scale: float, mask: Tensor | None) -> None:
         self.q, self.scale, self.mask = q, scale, mask
@@ -72,7 +72,7 @@ class Plain:
 
 
 class Flash:
-    """torch's fused kernels, which also give the logsumexp: the dims before (queries, d) as one, key heads repeated."""
+    """torch's fused kernels, which also return the logsumexp: leading dims joined to one, key heads repeated."""
 
     def __init__(self, q: Tensor, scale: float) -> None:
         self.q, self.scale = q.contiguous(), scale

@@ -1,6 +1,6 @@
-"""What autograd sees of a parameter: one plain local tensor, its leaf, whose gradient becomes the parameter's.
+"""Autograd's view of a parameter: one plain local tensor, its leaf, whose gradient becomes the parameter's.
 
-`DTensor.to_local` is a node of the graph at every use, and wraps a gradient at every use. The leaf shares the
+`DTensor.to_local` adds a node to the graph at every use, and wraps a gradient at every use. The leaf shares the
 parameter's memory, so that what optimizers and checkpoints do to the parameter is done to the leaf.
 """
 
@@ -19,7 +19,7 @@ Arrived = Callable[[Tensor], None]
 
 
 def grow_leaf(tensor: Tensor) -> None:
-    """Gives a parameter or buffer its leaf; once, as it is made."""
+    """Gives a parameter or buffer its leaf; called once, when it is made."""
     leaf = _held(tensor).detach()
     if isinstance(tensor, nn.Parameter) and (leaf.is_floating_point() or leaf.is_complex()):
         leaf.requires_grad_()
@@ -29,7 +29,7 @@ def grow_leaf(tensor: Tensor) -> None:
 
 
 def local(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """What this device holds, reshaped; gradients flow to the parameter."""
+    """Local part that this device holds, reshaped to `shape`; gradients flow to the parameter."""
     leaf: Tensor | None = getattr(tensor, "leaf", None)
     if leaf is not None and torch.compiler.is_compiling():  # a compiled graph has it as an input
         return leaf if shape is None else leaf.reshape(tuple(shape))
@@ -54,21 +54,21 @@ def _held(tensor: Tensor) -> Tensor:
 
 
 def give_gradients_to(parameter: nn.Parameter, arrived: Arrived | None) -> None:
-    """The function that takes the parameter's next gradient (None: the parameter itself)."""
+    """Sets the function that receives the parameter's next gradient (None: the parameter itself)."""
     leaf = getattr(parameter, "leaf", None)
     if leaf is not None:
         leaf.arrived = arrived
 
 
 def _made(reference: weakref.ref[nn.Parameter], leaf: Tensor) -> None:
-    """Backward has made the whole gradient of a leaf."""
+    """Called when backward has made the whole gradient of a leaf."""
     parameter, gradient, leaf.grad = reference(), leaf.grad, None
     if parameter is not None and gradient is not None:
         hand_over(parameter, gradient)
 
 
 def hand_over(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """What a backward has made goes to the parameter, or to whom its gradients are given."""
+    """Passes a gradient from backward to the parameter, or to the function set by `give_gradients_to`."""
     arrived: Arrived | None = getattr(getattr(parameter, "leaf", None), "arrived", None)
     if arrived is not None:
         arrived(gradient)
@@ -80,7 +80,7 @@ def hand_over(parameter: nn.Parameter, gradient: Tensor) -> None:
 
 
 def as_gradient(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """A local tensor as what the parameter's `grad` may be."""
+    """A local tensor in the form that the parameter's `grad` accepts."""
     if not isinstance(parameter, DTensor):
         return value
     # As DTensor's own operators make it; `from_local` is ten times slower.

@@ -1,4 +1,4 @@
-"""One mesh axis: its raw collectives, and what a device holds of a dim that it cuts."""
+"""One mesh axis: its raw collectives, and the part of a sharded dim that a device holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Sent(Protocol):
-    """A message on its way; what is sent must not change until it is completed."""
+    """A message in flight; the sent tensor must not change until it is completed."""
 
     def is_completed(self) -> bool: ...
     def wait(self) -> object: ...
@@ -30,30 +30,30 @@ class Transport(Protocol):
     """The raw collectives of one group of devices; all work along dim 0 of contiguous tensors, without gradients."""
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
-        """Reduces `x` in place by "sum" or "max"; x is ready once the returned function was called."""
+        """Reduces `x` in place by "sum" or "max"; `x` is ready once the returned function was called."""
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
     def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        """The result is there once the returned function was called; `x` must not change until then."""
+        """Starts an all-gather; the returned function gives the result. `x` must not change until then."""
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor: ...
     def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]: ...
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor: ...
     def shift(self, x: Tensor, distance: int, length: int) -> Callable[[], Tensor]:
-        """Sends `x` to the device that many further on and receives `length` numbers; they are there once the returned
-        function was called."""
+        """Sends `x` to the device `distance` further on and receives `length` numbers; the returned function gives
+        them."""
 
     def send(self, x: Tensor, to: int) -> Sent:
-        """To member `to` of the group."""
+        """Sends `x` to member `to` of the group."""
 
     def receive(self, x: Tensor, source: int) -> Callable[[], object]:
-        """Into `x`, which is ready once the returned function was called."""
+        """Receives into `x`, which is ready once the returned function was called."""
 
     def barrier(self) -> None: ...
 
 
 class GroupTransport:
-    """The transport of a torch.distributed process group. Uneven gathers and scatters are padded to the longest."""
+    """Transport of a torch.distributed process group. Uneven gathers and scatters are padded to the longest part."""
 
     # torch 2.13 renamed these two
     _all_gather = staticmethod(getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)
@@ -148,7 +148,7 @@ def _pad_to(x: Tensor, length: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One mesh axis (or several joined) as this device sees it."""
+    """One mesh axis (or several joined), as this device sees it."""
 
     name: str
     size: int
@@ -159,7 +159,7 @@ class Axis:
 
     @property
     def place(self) -> int:
-        """The coordinate that is computed for: of a slice of a micro-batch that which it was cut for."""
+        """Coordinate that is computed for: that of the slice, while a slice of a micro-batch runs."""
         if self.mesh.slice_at is None or self.mesh.slice_at[0] not in self.names:
             return self.index
         slice_at = self.mesh.slice_at
@@ -174,7 +174,7 @@ Unit = int | tuple[int, ...]  # a chunk is a multiple of it, or has the length l
 
 def shard_bounds(size: int, axis: Axis, unit: Unit = 1, index: int | None = None) -> tuple[int, int]:
     """[start, stop) that one device holds of a dim (or block) of length `size`: torch.chunk in multiples of `unit`, or
-    the lengths listed."""
+    the listed lengths."""
     return _bounds(size, axis.size, unit, axis.index if index is None else index)
 
 
@@ -187,7 +187,7 @@ def _bounds(size: int, devices: int, unit: Unit, index: int) -> tuple[int, int]:
 
 
 def shard_size(size: int, axis: Axis, blocks: int = 1, unit: Unit = 1, index: int | None = None) -> int:
-    """The local length of a dim of length `size` that `axis` cuts."""
+    """Local length of a dim of length `size` that `axis` shards."""
     start, stop = shard_bounds(size // blocks, axis, unit, index)
     return blocks * (stop - start)
 
@@ -201,7 +201,7 @@ def shard_cuts(layout: str, mesh: ParallelMesh) -> list[tuple[Axis, int, int, Un
 
 
 def layout_cuts(layout: str, names: Sequence[str]) -> list[tuple[str, int, int, Unit]]:
-    """The same of a mesh with axes of these names."""
+    """(axis name, dim, blocks, unit) of every shard in a layout's text, for a mesh with axes of these names."""
     matches = zip(names, map(_PLACEMENT.fullmatch, layout.split()), strict=True)
     return [(name, int(m[1]), int(m[3] or 1), _unit(m[2], m[4])) for name, m in matches if m]
 
@@ -216,7 +216,7 @@ Cut = tuple[int, int, int, Unit]  # over how many devices, which of them this is
 def dim_cuts(
     dim: int, layout: str, mesh: ParallelMesh, coordinates: Mapping[str, int] | None = None
 ) -> tuple[Cut, ...]:
-    """What cuts `dim` on this device (or the one at `coordinates`), the first cut first."""
+    """Shards of `dim` on this device (or the one at `coordinates`), the outermost first."""
     at = mesh.coordinates if coordinates is None else coordinates
     return tuple(
         (axis.size, at[axis.name], blocks, unit) for axis, d, blocks, unit in shard_cuts(layout, mesh) if d == dim
@@ -224,7 +224,7 @@ def dim_cuts(
 
 
 def cut_indices(size: int, cuts: tuple[Cut, ...]) -> Tensor:
-    """The positions of [0, size) that the cuts leave, in local order."""
+    """Positions of [0, size) that remain after `cuts`, in local order."""
     held = torch.arange(size)
     for devices, index, blocks, unit in cuts:
         runs = held.split(torch.unique_consecutive(held // (size // blocks), return_counts=True)[1].tolist())
@@ -235,5 +235,5 @@ def cut_indices(size: int, cuts: tuple[Cut, ...]) -> Tensor:
 def held_indices(
     size: int, dim: int, layout: str, mesh: ParallelMesh, coordinates: Mapping[str, int] | None = None
 ) -> Tensor:
-    """The global positions along `dim` that this device (or the one at `coordinates`) holds, in local order."""
+    """Global positions along `dim` that this device (or the one at `coordinates`) holds, in local order."""
     return cut_indices(size, dim_cuts(dim, layout, mesh, coordinates))

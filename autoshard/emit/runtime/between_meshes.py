@@ -1,8 +1,8 @@
-"""A tensor on one mesh, wanted on another: who sends what to whom, by the index sets of both layouts.
+"""A tensor moved from one mesh to another: the messages between devices, by the index sets of both layouts.
 
-What a device of the first mesh has for one of the second is a product of index sets, one a dim, whatever the cuts are.
+What a device of the first mesh has for one of the second is a product of index sets, one per dim, whatever the shards.
 Where several hold the same, each reader receives from the one that has sent least so far. The first mesh holds no sum:
-it is made there, before. Of a sum on the second, the device at 0 of its axes has the value, others zeros.
+it is added up there, before. For a sum on the second, the device at 0 of its axes gets the value, others zeros.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Axes = tuple[tuple[str, int], ...]
 
 
 class MeshLayout(NamedTuple):
-    """How a tensor lies on a mesh: a placement for each of its axes, as text."""
+    """Layout of a tensor on a mesh: a placement for each of its axes, as text."""
 
     axes: Axes
     layout: str
 
     @property
     def of_gradient(self) -> MeshLayout:
-        """How its gradient lies, as a layout of values."""
+        """Layout of its gradient, as a layout of values."""
         texts = ({"R+": "P", "P": "R"}.get(placement, placement) for placement in self.layout.split())
         return MeshLayout(self.axes, " ".join(texts))
 
     @property
     def summed(self) -> tuple[str, ...]:
-        """The axes over which it is a sum."""
+        """Axes over which the tensor is a partial sum."""
         pairs = zip(self.axes, self.layout.split(), strict=True)
         return tuple(name for (name, _), placement in pairs if placement == "P")
 
 
 class Piece(NamedTuple):
-    """From rank `sender` of the first mesh to rank `receiver` of the second: which indices along each dim."""
+    """Message from rank `sender` of the first mesh to rank `receiver` of the second: its indices along each dim."""
 
     sender: int
     receiver: int
@@ -57,7 +57,7 @@ Held = tuple[tuple[Cut, ...], ...]  # of each dim: what cuts it on a device
 
 @lru_cache(maxsize=1024)
 def pieces(shape: tuple[int, ...], first: MeshLayout, second: MeshLayout) -> tuple[Piece, ...]:
-    """All that travels, in order of the receivers."""
+    """All messages, in order of the receivers."""
     if first == second:  # each device to the one that is as it
         every = [(rank, rank, held, held) for rank, held in enumerate(_held(first, len(shape)))]
     else:
@@ -90,7 +90,7 @@ def _assigned(
 
 
 def _coordinates(axes: Axes) -> list[dict[str, int]]:
-    """Of each rank."""
+    """Mesh coordinates of each rank."""
     every = itertools.product(*(range(size) for _, size in axes))
     return [dict(zip((name for name, _ in axes), indices, strict=True)) for indices in every]
 
@@ -100,7 +100,7 @@ def _first_of_sum(where: MeshLayout) -> list[bool]:
 
 
 def _held(where: MeshLayout, dims: int) -> list[Held]:
-    """What cuts each dim on each rank."""
+    """Shards of each dim on each rank."""
     cuts = layout_cuts(where.layout, [name for name, _ in where.axes])
     sizes = dict(where.axes)
     return [
@@ -111,7 +111,7 @@ def _held(where: MeshLayout, dims: int) -> list[Held]:
 
 @lru_cache(maxsize=4096)
 def _common(size: int, have: tuple[Cut, ...], need: tuple[Cut, ...]) -> tuple[Tensor, Tensor]:
-    """Where in `have`, and where in `need`, stands what both hold, in the order of `need`."""
+    """Positions in `have` and in `need` of the indices that both hold, in the order of `need`."""
     held, needed = cut_indices(size, have), cut_indices(size, need)
     place = torch.full((size,), -1)
     place[held] = torch.arange(len(held))
@@ -120,7 +120,7 @@ def _common(size: int, have: tuple[Cut, ...], need: tuple[Cut, ...]) -> tuple[Te
 
 
 def taken(x: Tensor, piece: Piece) -> Tensor:
-    """What a piece has of the sender's tensor."""
+    """A piece's elements of the sender's tensor."""
     if piece.lengths == x.shape:
         return x.contiguous()
     for dim, index in enumerate(piece.get):
@@ -131,7 +131,7 @@ def taken(x: Tensor, piece: Piece) -> Tensor:
 def put(
     shape: tuple[int, ...], received: list[tuple[Piece, Tensor]], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The receiver's tensor, of what has come."""
+    """The receiver's tensor, assembled from the received pieces."""
     if len(received) == 1 and received[0][0].lengths == shape:
         return received[0][1]
     result = torch.zeros(shape, device=device, dtype=dtype)
@@ -143,7 +143,7 @@ def put(
 
 
 def whole_sum(x: Tensor, where: MeshLayout, mesh: ParallelMesh) -> Tensor:
-    """With what is a sum over axes of this mesh added up."""
+    """`x` summed over the axes of this mesh on which it is a partial sum."""
     if not where.summed:
         return x
     x = x.contiguous().clone()

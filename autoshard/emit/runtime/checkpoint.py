@@ -55,9 +55,9 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], computed: Collection[str] = ()) -> None:
-    """Each device takes its part of the original model's state dict. Raises KeyError that lists what is missing.
+    """Loads this device's part of the original model's state dict. Raises KeyError that lists missing names.
 
-    Buffers named in `computed` may be missing: they stay as they are.
+    Buffers named in `computed` may be missing: they keep their values.
     """
     keys = {names: next((name for name in names if name in state), None) for names, _ in _named(model)}
     optional = {names for names, x in _named(model) if names[0] in computed and not isinstance(x, nn.Parameter)}
@@ -79,7 +79,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _prefixed(missing: Sequence[str], state: Mapping[str, Any]) -> str:
-    """What to do where all that is missing is there under longer names, as wrappers save it (DDP: module.)."""
+    """Advice if all missing tensors exist under longer names, as wrappers save them (DDP: module.)."""
     prefixes = [key.removesuffix(missing[0]) for key in state if key.endswith(f".{missing[0]}")]
     matching = [prefix for prefix in prefixes if all(prefix + name in state for name in missing)]
     if not matching:
@@ -102,12 +102,12 @@ def save_checkpoint(
     staged: bool = True,
     uneven: bool = True,
 ) -> None:
-    """Writes model, optimizer, step, the seed of dropout and the scale of the loss; the folder appears only when
-    it is complete. SaveError, on all ranks, where it can't be written; what there is of it is removed.
+    """Writes model, optimizer, step, dropout's seed and the loss scale; the folder appears only when it is complete.
+    Raises SaveError on all ranks if it can't be written; an incomplete folder is removed.
 
-    `loader`: the state of this rank's. `run`: of which run it is. `seed`: without it that of the model's weights. In
-    the `background`, what is saved is copied to the host, and written while training goes on; `finish_saving` waits for
-    it, and so does the next save. `staged`: may there be stages. `uneven`: may a table be in unequal parts.
+    `loader`: its state on this rank is saved. `run`: the run's identity. `seed`: by default that of the model's
+    weights. In the `background`, state is copied to the host and written while training goes on; `finish_saving` waits
+    for it, and so does the next save. `staged`: there may be stages. `uneven`: a table may be in unequal parts.
     """
     finish_saving()
     named = {names[0]: tensor for names, tensor in _named(model)}
@@ -142,7 +142,7 @@ def save_checkpoint(
 
 
 class SaveError(Exception):
-    """A checkpoint could not be written: no space is left, say."""
+    """A checkpoint could not be written, e.g. because no space is left."""
 
 
 def _begin(partial: Path, training: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _begin(partial: Path, training: dict[str, Any]) -> None:
 
 
 def _fault(write: Callable[[], object]) -> str:
-    """What went wrong; "" where nothing did."""
+    """Error message of `write`; "" if it succeeds."""
     try:
         write()
     except CheckpointException as error:  # torch gathers those of all ranks
@@ -163,7 +163,7 @@ def _fault(write: Callable[[], object]) -> str:
 
 
 def _held_earlier(named: Mapping[str, Tensor]) -> set[str]:
-    """Of stages or places, the names that an earlier one saves: on meshes of their own they hold other parts of it."""
+    """Names that an earlier stage or place saves: on separate meshes they hold other parts of the same tensors."""
     mesh = next((sharding(tensor).mesh for tensor in named.values()), None)
     if mesh is not None and mesh.stages is None:
         return set()  # there are no stages
@@ -174,14 +174,14 @@ def _held_earlier(named: Mapping[str, Tensor]) -> set[str]:
 
 
 def _anywhere(here: bool) -> bool:
-    """On any rank: other stages hold other tensors."""
+    """True if `here` holds on any rank: other stages hold other tensors."""
     flags: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(flags, here)
     return any(flags)
 
 
 def _together(partial: Path, fault: str) -> None:
-    """A barrier. SaveError on all ranks where one of them has a fault; the folder is removed then."""
+    """A barrier. Raises SaveError on all ranks if one of them has a fault, and removes the folder."""
     faults: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault)
     reports = [f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault]
@@ -196,7 +196,7 @@ _HOST_GROUPS: list[Any] = []
 
 
 def finish_saving(last: bool = False) -> None:
-    """Waits for what is written in the background. All ranks must call it. `last`: no save will follow."""
+    """Waits for the save in the background. All ranks must call it. `last`: no save will follow."""
     while _SAVING:
         saving, folder, fault = _SAVING.pop()
         wait = getattr(saving, "upload_completion", saving).result
@@ -211,8 +211,8 @@ def _appear(folder: Path, fault: str) -> None:
 
 
 def put_in_place(folder: str | Path) -> None:
-    """`folder.partial` becomes `folder`. An older one is moved aside first and removed last: who ends this in between
-    leaves both whole."""
+    """Renames `folder.partial` to `folder`. An older one is moved aside first and removed last: an interruption in
+    between leaves both whole."""
     older = Path(f"{folder}.older")
     shutil.rmtree(older, ignore_errors=True)
     if Path(folder).exists():
@@ -222,16 +222,16 @@ def put_in_place(folder: str | Path) -> None:
 
 
 def _host_group() -> Any:
-    """A group for collectives of the host, which run beside those of training."""
+    """A group for collectives of the host, which run in parallel to those of training."""
     if not _HOST_GROUPS:
         _HOST_GROUPS.append(dist.new_group(backend="gloo"))
     return _HOST_GROUPS[0]
 
 
 def loader_state(folder: str | Path) -> Any:
-    """What this rank's loader had as its state; None where there is none, or it is of another number of ranks.
+    """Saved state of this rank's loader; None if there is none, or if it is of another number of ranks.
 
-    ValueError where the file is damaged, or would run code."""
+    Raises ValueError if the file is damaged, or would run code."""
     file = Path(folder) / f"loader-{dist.get_rank()}.pt"
     if not file.exists():
         return None
@@ -248,7 +248,7 @@ def load_checkpoint(
 ) -> int:  # fmt: skip
     """Loads what save_checkpoint wrote, on any mesh, and sets the seed of dropout; returns the step.
 
-    KeyError names what the checkpoint lacks, ValueError what has another size there. `staged`, `uneven`: as of
+    KeyError names what the checkpoint lacks, ValueError what has another size there. `staged`, `uneven`: see
     `save_checkpoint`.
     """
     saved, training = read_index(folder).state_dict_metadata, _training(Path(folder))
@@ -289,12 +289,12 @@ def load_checkpoint(
 
 
 def saved_seed(folder: str | Path) -> int:
-    """Of the run that wrote the checkpoint."""
+    """Seed of the run that wrote the checkpoint."""
     return int(_training(Path(folder)).get("seed", 0))
 
 
 def _training(folder: Path) -> dict[str, Any]:
-    """What is saved beside the tensors. ValueError where it is damaged."""
+    """Saved values other than tensors. Raises ValueError if they are damaged."""
     path = folder / "training.json"
     fields: Any = None
     with contextlib.suppress(ValueError, RecursionError):
@@ -308,7 +308,7 @@ def _training(folder: Path) -> dict[str, Any]:
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    """Of an optimizer: numbers and switches, and pairs of them."""
+    """Is this a valid optimizer setting: a number, a switch, or a list of them?"""
     values = value if isinstance(value, list) else [value]
     return name != "params" and all(item is None or isinstance(item, int | float) for item in values)
 
@@ -317,7 +317,7 @@ _KERNELS = {"fused", "foreach", "capturable", "differentiable"}  # how this devi
 
 
 def _as_held(x: Any, spec: Sharding) -> Any:
-    """A tensor as a checkpoint takes it: one in parts of given lengths says itself which rows it has."""
+    """A tensor in the form that a checkpoint takes: one in parts of given lengths lists its own rows."""
     if not spec.uneven or not isinstance(x, DTensor):
         return x
     starts = [int(held[0]) if len(held) else 0 for held in spec.held]
@@ -335,7 +335,7 @@ def _as_held(x: Any, spec: Sharding) -> Any:
 
 
 def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Tensor:
-    """An empty optimizer state: as the parameter is, or (a step count) one small tensor."""
+    """An empty optimizer state: of the parameter's shape, or one small tensor (a step count)."""
     if math.prod(saved.size) == parameter.numel() and len(saved.size) > 0:
         return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
     if math.prod(saved.size) > max(parameter.numel(), 1):
@@ -347,7 +347,7 @@ def _slot(parameter: Tensor, saved: Any, optimizer: torch.optim.Optimizer) -> Te
 def _fill(
     wanted: Mapping[str, tuple[Any, Sharding]], shapes: Mapping[str, tuple[int, ...]], folder: str | Path, alone: bool
 ) -> None:
-    """Reads all of `wanted`, which have these `shapes` in the checkpoint. `alone`: as of `load_tensors`."""
+    """Reads all of `wanted`, which have these `shapes` in the checkpoint. `alone`: see `load_tensors`."""
     same = {key: x for key, (x, _) in wanted.items() if tuple(x.shape) == shapes[key]}
     load_tensors(same, folder, alone)
     for key, (x, spec) in wanted.items():

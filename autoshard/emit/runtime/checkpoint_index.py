@@ -1,7 +1,7 @@
 """A checkpoint's `.metadata`, read as data: torch pickles it, and unpickling calls whatever a file names.
 
-Only the names below are known, none of them is called as what it is: each becomes a bare record, and torch's own
-classes are made of what the records hold once all of it was checked.
+Only the names below are known, and none of the real objects is called: each becomes a bare record; torch's own classes
+are made from the records once everything was checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KNOWN = {
 
 
 class _Record:
-    """What stands for an object of the file: how it was made, and its state."""
+    """Stand-in for an object of the file: its constructor's arguments, and its state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments, self.state = arguments, cast(Any, None)
@@ -51,7 +51,7 @@ class _Record:
 
 
 class IndexReader(dcp.FileSystemReader):
-    """torch's reader of checkpoints, whose index is read by `read_index`."""
+    """torch's checkpoint reader, whose index is read by `read_index`."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         return read_index(Path(self.path))
@@ -59,7 +59,7 @@ class IndexReader(dcp.FileSystemReader):
 
 class _IndexReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """A class of records of its own for each, so that nothing in the file can change another."""
+        """A separate record class for each name, so that nothing in the file can change another."""
         if (module, name) == ("torch", "Size"):
             return torch.Size
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
@@ -70,9 +70,9 @@ class _IndexReader(pickle.Unpickler):
 
 
 def read_index(folder: str | Path) -> Metadata:
-    """The tensors of a checkpoint and where they lie. ValueError says what is wrong with it.
+    """The tensors of a checkpoint and their positions. ValueError says what is wrong with it.
 
-    What is no tensor is left out: torch would unpickle it without a check.
+    Anything that is no tensor is left out: torch would unpickle it without a check.
     """
     folder = Path(folder)
     path = folder / ".metadata"
@@ -88,13 +88,13 @@ def read_index(folder: str | Path) -> Metadata:
 
 
 def step_folders(folder: str | Path) -> list[Path]:
-    """The checkpoints in a folder of --save, by step."""
+    """Checkpoints in a folder of --save, by step."""
     folders = [path for path in Path(folder).glob("step-*") if path.name[5:].isdecimal() and path.is_dir()]
     return sorted(folders, key=lambda path: int(path.name[5:]))
 
 
 def newest_whole(folder: str | Path, prefix: str = "") -> Path | None:
-    """The last checkpoint there that can be read; a line says of each later one why it is left out."""
+    """The newest readable checkpoint there; for each later one, a printed line says why it is skipped."""
     for path in reversed(step_folders(folder)):
         try:
             read_index(path)
@@ -113,8 +113,8 @@ _UNREADABLE = (
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: str | Path, alone: bool = False) -> None:
-    """`dcp.load` with such an index. ValueError where a file of the checkpoint is damaged. `alone`: whatever the other
-    ranks read, as stages want other tensors."""
+    """`dcp.load` with this index. Raises ValueError if a file of the checkpoint is damaged. `alone`: independent of
+    what other ranks read, since stages need other tensors."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # where it is meant: `alone`
     try:
         if not alone:
@@ -129,7 +129,7 @@ def load_tensors(tensors: dict[str, Tensor], folder: str | Path, alone: bool = F
 
 
 def fault_of(error: BaseException) -> str:
-    """What was wrong with a file, without torch's advice to load it without checks."""
+    """Error message for a file, without torch's advice to load it without checks."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, pickle.UnpicklingError):
         lines = [line for line in lines if "nsupported" in line or "GLOBAL" in line] or ["it holds more than tensors"]

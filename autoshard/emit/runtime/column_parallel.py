@@ -1,5 +1,5 @@
-"""Linears whose weight is cut along its outputs. The gradient of their input is a sum over the axis, which runs beside
-the gradients of weight and bias.
+"""Linears whose weight is sharded along its outputs. Their input's gradient is a sum over the axis, which overlaps the
+computation of the gradients of weight and bias.
 
 (Megatron-LM: `linear_with_grad_accumulation_and_async_allreduce`.)
 """
@@ -26,8 +26,8 @@ def column_parallel(
     kept: bool = False,
 ) -> Tensor:  # fmt: skip
     """`F.linear(x, weight, bias)`, whose gradient for `x` is summed over `axis`: R -> R+ of `x`. With `dim` each device
-    holds a part of that dim, which is gathered, and of whose gradient each gets its part: S -> R+ (`size` to
-    `unit`, and `kept`, as of `all_gather`). `float8`: the products as of `float8_linear`."""
+    holds a shard of that dim: it is gathered, and its gradient scattered: S -> R+ (`size` to `unit`, and `kept`, as in
+    `all_gather`). `float8`: products as in `float8_linear`."""
     linear, products = (float8_linear, _float8_products) if float8 else (F.linear, _products)
     if _decided_elsewhere(x):
         return linear(_moved(x, axis, dim, size, blocks, unit, kept), weight, bias)
@@ -41,7 +41,7 @@ def shared_column_parallel(
     dim: int | None = None, size: int | None = None, blocks: int = 1, unit: Unit = 1, float8: bool = False,
     kept: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gives, before the result, what others read of `x`: each of them adds its part to the gradient first."""
+    """Returns `x` for its other readers, then the result: each reader adds its part to the gradient of `x` first."""
     linear, products = (float8_linear, _float8_products) if float8 else (F.linear, _products)
     if _decided_elsewhere(x):
         whole = _moved(x, axis, dim, size, blocks, unit, kept)
@@ -53,7 +53,7 @@ def shared_column_parallel(
 
 
 def _decided_elsewhere(x: Tensor) -> bool:
-    """Whether autocast decides on the precision of each operator. It knows no device without memory."""
+    """Does autocast decide the precision of each operator? It does not support the meta device."""
     return x.device.type != "meta" and bool(torch.is_autocast_enabled(x.device.type))
 
 
@@ -64,19 +64,19 @@ def _moved(x: Tensor, axis: Axis, dim: int | None, size: int | None, blocks: int
 
 
 def _kind(float8: bool) -> type[_Linear]:
-    """Traces tell them apart by the name."""
+    """The function class; traces distinguish the two by name."""
     return _Float8Linear if float8 else _Linear
 
 
 class Products:
-    """Those of a linear's backward: `gradient` (rows, outputs) of its result, `x` (rows, inputs) and `weight` (outputs,
-    inputs). The weight's gradient is in the weight's order in memory: autograd would copy one of another order."""
+    """Products of a linear's backward: `gradient` (rows, outputs) of its result, `x` (rows, inputs) and `weight`
+    (outputs, inputs). The weight's gradient has the weight's memory order: autograd would copy one of another order."""
 
     def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
         self.gradient, self.x, self.weight = gradient, x, weight
 
     def of_input(self, others: Tensor | None = None) -> Tensor:
-        """The input's gradient, with what its other readers add."""
+        """The input's gradient, plus what its other readers add."""
         return self.gradient @ self.weight if others is None else torch.addmm(others, self.gradient, self.weight)
 
     def of_weight(self) -> Tensor:
@@ -86,12 +86,12 @@ class Products:
 
 
 def _products(x: Tensor, weight: Tensor) -> type[Products]:
-    """Of the backward of `F.linear`."""
+    """Products class for the backward of `F.linear`."""
     return Products
 
 
 def _float8_products(x: Tensor, weight: Tensor) -> type[Products | Float8Products]:
-    """Of the backward of `float8_linear` at these operands."""
+    """Products class for the backward of `float8_linear` with these operands."""
     return Float8Products if fits(x, weight) else Products
 
 

@@ -1,4 +1,4 @@
-"""Blocks compiled by `torch.compile`: each of them one graph, its collectives included."""
+"""Blocks compiled by `torch.compile`: each is one graph, including its collectives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", sized: bool = False) -> int:
-    """Compiles every item of every `nn.ModuleList` at its first call, and says how many these are.
+    """Compiles every item of every `nn.ModuleList` at its first call, and returns their number.
 
-    What stands outside of them stays as it is; a model without any is one block. `sized`: sizes of the inputs differ
-    from step to step, and each block is compiled once for all of them.
+    Code outside them is not compiled; a model without any is one block. `sized`: input sizes differ from step to step,
+    and each block is compiled once for all of them.
     """
     torch._dynamo.config.capture_scalar_outputs = True  # how many rows an expert has is known as it runs
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
@@ -29,7 +29,7 @@ def compile_blocks(model: nn.Module, backend: str = "inductor", sized: bool = Fa
 
 @cache
 def _versions(name: str) -> int:
-    """How many versions a function has, as set before the first model was compiled."""
+    """Number of versions that a function may have, as set before the first model was compiled."""
     return int(getattr(torch._dynamo.config, name))
 
 

@@ -1,8 +1,8 @@
-"""Convolutions and pooling of images whose height or width (or depth) the mesh cuts.
+"""Convolutions and pooling of images whose height or width (or depth) the mesh shards.
 
-`depth`, `height`, `width`: the axes that cut that dim, each what the one before left; `sizes`: its length without them
-(of every spatial dim, in order). The result is cut by its own length. Each device fetches the rows that its windows
-reach beyond its own.
+`depth`, `height`, `width`: the axes that shard that dim, each splitting what the previous one left; `sizes`: its
+unsharded length (of every spatial dim, in order). The result is sharded by its own length. Each device fetches the rows
+that its windows reach beyond its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Axes = Sequence[Axis]
 
 @dataclass(frozen=True)
 class _Window:
-    """A sliding window along one dim of length `size`; `span` is its length, dilation counted."""
+    """A sliding window along one dim of length `size`; `span` is its length including dilation."""
 
     size: int
     span: int
@@ -35,13 +35,13 @@ class _Window:
 
     @property
     def length(self) -> int:
-        """How many positions it has."""
+        """Number of its positions."""
         room = self.size + 2 * self.padding - self.span
         count = -(-room // self.stride) + 1 if self.ceil else room // self.stride + 1
         return count - 1 if self.ceil and (count - 1) * self.stride >= self.size + self.padding else count
 
     def reach(self, positions: Bounds) -> Bounds:
-        """What the windows at these positions cover, which may lie outside of [0, size)."""
+        """Range that the windows at these positions cover; it may exceed [0, size)."""
         start, stop = positions
         return start * self.stride - self.padding, (stop - 1) * self.stride - self.padding + self.span
 
@@ -55,7 +55,7 @@ def _positions(length: int, axes: Axes) -> Bounds:
 
 
 def _covered(x: Tensor, dim: int, window: _Window, axes: Axes, value: float = 0.0) -> Tensor:
-    """What this device's windows cover along `dim`, with `value` outside of the image."""
+    """Rows that this device's windows cover along `dim`, padded with `value` outside the image."""
     parts, length = [axis.size for axis in axes], window.length
 
     def wanted(place: Coordinates) -> Bounds:
@@ -84,7 +84,7 @@ def halo_convolution(
     padding: Sequence[int], dilation: Sequence[int], groups: int = 1,
     depth: Axes = (), height: Axes = (), width: Axes = (),
 ) -> Tensor:  # fmt: skip
-    """Convolution of (batch, channels, *spatial), some of whose spatial dims are cut."""
+    """Convolution of (batch, channels, *spatial) with some sharded spatial dims."""
     count, native = len(sizes), list(padding)
     for i, axes in enumerate(_by_dim(count, depth, height, width)):
         if axes:
@@ -100,7 +100,7 @@ def halo_transposed_convolution(
     padding: Sequence[int], output_padding: Sequence[int], dilation: Sequence[int], groups: int = 1,
     depth: Axes = (), height: Axes = (), width: Axes = (),
 ) -> Tensor:  # fmt: skip
-    """Transposed convolution of (batch, channels, *spatial), some of whose spatial dims are cut."""
+    """Transposed convolution of (batch, channels, *spatial) with some sharded spatial dims."""
     count, native, extra, ranges = len(sizes), list(padding), list(output_padding), []
     for i, axes in enumerate(_by_dim(count, depth, height, width)):
         if not axes:
@@ -111,7 +111,7 @@ def halo_transposed_convolution(
         parts = [axis.size for axis in axes]
 
         def rows(bounds: Bounds, size: int = size, s: int = s, p: int = p, span: int = span) -> Bounds:
-            """What adds to the results [start, stop)."""
+            """Input rows that contribute to the results [start, stop)."""
             low = min(max((bounds[0] + p - span + 1) // s, 0), size - 1)
             return low, max(low + 1, min((bounds[1] - 1 + p) // s + 1, size))
 
@@ -135,7 +135,7 @@ def halo_max_pool(
     x: Tensor, *, sizes: Sequence[int], kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], ceil_mode: bool = False, depth: Axes = (), height: Axes = (), width: Axes = (),
 ) -> Tensor:  # fmt: skip
-    """Maximum pooling of (..., *spatial), some of whose spatial dims are cut."""
+    """Maximum pooling of (..., *spatial) with some sharded spatial dims."""
     count, native, first = len(sizes), list(padding), x.dim() - len(sizes)
     for i, axes in enumerate(_by_dim(count, depth, height, width)):
         if axes or ceil_mode:
@@ -150,7 +150,7 @@ def halo_avg_pool(
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
     depth: Axes = (), height: Axes = (), width: Axes = (),
 ) -> Tensor:  # fmt: skip
-    """Mean pooling of (..., *spatial), some of whose spatial dims are cut. Every window divides by what it counts."""
+    """Mean pooling of (..., *spatial) with some sharded spatial dims. Every window divides by the number it counts."""
     count, first = len(sizes), x.dim() - len(sizes)
     counted = torch.ones((), dtype=x.dtype, device=x.device)
     for i, axes in enumerate(_by_dim(count, depth, height, width)):
@@ -168,5 +168,5 @@ def halo_avg_pool(
 
 
 def parallel_global_pool(x: Tensor, *, sizes: Sequence[int]) -> Tensor:
-    """This device's partial sum of the mean over a whole image, whose `sizes` the mesh cuts."""
+    """This device's partial sum of the mean over a whole image, whose `sizes` the mesh shards."""
     return parallel_mean(x, dim=tuple(range(-len(sizes), 0)), keepdim=True, count=math.prod(sizes))

@@ -1,7 +1,7 @@
-"""Embedding bags of a table whose rows are cut, and of bags that are.
+"""Embedding bags with a table sharded by rows, or with sharded bags.
 
-`vocabulary`: the axes that cut the rows of the table; `bags`: those that cut a list of bags, each what the one before
-left.
+`vocabulary`: the axes that shard the rows of the table; `bags`: those that shard a list of bags, each splitting what
+the previous one left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def parallel_embedding_bag(
     vocabulary: Sequence[Axis] = (), bags: Sequence[Axis] = (), parts: tuple[int, ...] = (),
 ) -> Tensor:  # fmt: skip
     """Weight (`size` rows, d), ids (bags, length) or (n) with offsets -> (bags, d): a partial sum over `vocabulary`,
-    this device's bags over `bags`. `parts`: how many rows each device has, where they are not equal."""
+    this device's bags over `bags`. `parts`: rows per device, if they are not equal."""
     if offsets is not None:
         offsets = F.pad(offsets, (0, 1), value=len(ids))
         if bags:
@@ -42,7 +42,7 @@ def parallel_embedding_bag(
 def _own(
     ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Axis]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What this device's bags hold; the offsets (one more than bags) count from the first."""
+    """Ids, offsets and weights of this device's bags; the offsets (one more than bags) count from the first."""
     first, last = vocabulary_range(bags, len(offsets) - 1)
     start, stop = offsets[[first, last]].tolist()
     return ids[start:stop], offsets[first : last + 1] - start, None if weights is None else weights[start:stop]
@@ -53,7 +53,7 @@ def _local(index: int | None, start: int, stop: int) -> int | None:
 
 
 def _counts(ids: Tensor, offsets: Tensor | None, padding_idx: int | None) -> Tensor:
-    """How many ids of each bag, on whatever device their rows are, are no padding."""
+    """Number of ids of each bag that are no padding, on whatever device their rows are."""
     counted = torch.ones_like(ids) if padding_idx is None else (ids != padding_idx).long()
     return counted.sum(1) if offsets is None else F.pad(counted.cumsum(0), (1, 0))[offsets].diff()
 
@@ -62,7 +62,7 @@ def _sum_here(
     weight: Tensor, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, start: int, stop: int,
     size: int, padding_idx: int | None,
 ) -> Tensor:  # fmt: skip
-    """Sums of the rows in [start, stop); an id of another device counts nothing, and as its row stands the first."""
+    """Sums of the rows in [start, stop). An id of another device adds nothing; the first row stands in for it."""
     if start == stop:  # zeros that autograd still connects to all that has a gradient
         rows = weight.sum(0).expand(len(ids) if offsets is None else len(offsets) - 1, weight.shape[1])
         return rows if weights is None else rows + 0 * weights.sum()

@@ -1,8 +1,8 @@
 """Any layout to any other in one collective: every device receives only what it needs and lacks.
 
-What one device has for another is a product of index sets, one a dim, whatever the cuts are (uneven, in blocks, through
-blocks, nested). A device that holds something already takes its own; where several hold the same, each receives from
-the one with its own coordinate on the axes that replicate it; of a sum it receives every partial sum.
+What one device has for another is a product of index sets, one per dim, whatever the shards are (uneven, in blocks,
+through blocks, nested). A device that already holds an element uses its own; where several hold the same, each receives
+from the one with its own coordinate on the axes that replicate it; for a sum it receives every partial sum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Where = tuple[Tensor, ...] | tuple[slice, ...]  # an index into a tensor: a prod
 
 @dataclass(frozen=True)
 class _Piece:
-    """`get` in the tensor of the device that has it, `put` in the result of the one that needs it."""
+    """A message: `get` indexes the tensor of the device that has it, `put` the result of the one that needs it."""
 
     get: Where
     put: Where
@@ -33,7 +33,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Route:
-    """What this device, number `axis.index` of a group, sends to and receives from each member, itself included."""
+    """Messages that this device, number `axis.index` of a group, exchanges with each member, itself included."""
 
     sends: tuple[_Piece | None, ...]
     receives: tuple[_Piece | None, ...]
@@ -46,10 +46,10 @@ def exchange(
     x: Tensor, axis: Axis, shape: Sequence[int], before: str, after: str, *,
     by: str = "all_to_all", again: bool = False, kept: bool = False,
 ) -> Tensor:  # fmt: skip
-    """From layout `before` to `after` of a tensor of global `shape`, over all axes that `axis` joins.
+    """Redistributes a tensor of global `shape` from layout `before` to `after`, over all axes that `axis` joins.
 
-    The layouts are text, a placement for each axis of the mesh. `by="all_gather"`: everybody receives what everybody
-    has, and picks. `again`: a weight for its use, which is not kept for backward: see `regather_before`. `kept`: as of
+    Layouts are text: a placement for each axis of the mesh. `by="all_gather"`: each device receives everything and
+    selects. `again`: a weight gathered for its use, not kept for backward: see `regather_before`. `kept`: see
     `all_gather`.
     """
     route = _route(axis, tuple(shape), before, after, x.device)
@@ -65,13 +65,13 @@ def exchange(
 
 
 def _changed(axis: Axis, before: str, after: str) -> list[str]:
-    """The placements before of the axes that change."""
+    """Former placements of the axes whose placement changes."""
     names, texts = list(axis.mesh.axes), zip(before.split(), after.split(), strict=True)
     return [x for name, (x, y) in zip(names, texts, strict=True) if x != y and name in axis.names]
 
 
 def _of_gradient(layout: str) -> str:
-    """How the gradient of a tensor lies, as a layout of values."""
+    """Layout of a tensor's gradient, as a layout of values."""
     return " ".join({"R+": "P", "P": "R"}.get(placement, placement) for placement in layout.split())
 
 
@@ -102,7 +102,7 @@ def _route(axis: Axis, shape: tuple[int, ...], before: str, after: str, device: 
 
 
 def _coordinates(axis: Axis, index: int) -> dict[str, int]:
-    """The mesh coordinates of a member of the group."""
+    """Mesh coordinates of a member of the group."""
     coordinates = dict(axis.mesh.coordinates)
     for name in reversed(axis.names):
         index, coordinates[name] = divmod(index, axis.mesh.axes[name])
@@ -122,13 +122,13 @@ def _length(held: _Held) -> int:
 
 
 def _summed(axis: Axis, before: str, after: str) -> list[str]:
-    """The axes over which every member has a partial sum that all who need the element receive."""
+    """Axes over which every member holds a partial sum that all who need the element receive."""
     texts = zip(axis.mesh.axes, before.split(), after.split(), strict=True)
     return [name for name, x, y in texts if name in axis.names and x == "P" != y]
 
 
 def _gives(axis: Axis, before: str, after: str, giver: dict[str, int], taker: dict[str, int]) -> bool:
-    """Equal coordinates on every axis that neither shards nor is summed over."""
+    """Does `giver` send to `taker`? Their coordinates match on every axis that neither shards nor is summed over."""
     summed = _summed(axis, before, after)
     texts = zip(axis.mesh.axes, before.split(), strict=True)
     return all(giver[name] == taker[name] or x.startswith("S") or name in summed for name, x in texts)
@@ -143,7 +143,7 @@ def _lacks(axis: Axis, before: str, after: str, have: list[_Held], need: list[_H
 
 
 class _Set(NamedTuple):
-    """Positions: a slice where they are a run, else a tensor."""
+    """Positions: a slice if they are contiguous, else a tensor."""
 
     length: int
     where: slice | Tensor
@@ -151,7 +151,7 @@ class _Set(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _common(have: _Held, need: _Held) -> tuple[_Set, _Set]:
-    """Where in `have`, and where in `need`, stands what both hold, in the order of `need`."""
+    """Positions in `have` and in `need` of the indices that both hold, in the order of `need`."""
     held, needed = cut_indices(*have), cut_indices(*need)
     place = torch.full((need[0],), -1)
     place[held] = torch.arange(len(held))
@@ -165,7 +165,7 @@ def _set(indices: Tensor) -> _Set:
 
 
 def _where(sets: list[_Set], device: torch.device) -> Where:
-    """Slices where all are runs, else index tensors that broadcast to their product."""
+    """Slices if all are contiguous, else index tensors that broadcast to their product."""
     runs = tuple(subset.where for subset in sets if isinstance(subset.where, slice))
     if len(runs) == len(sets):
         return runs
@@ -198,7 +198,7 @@ def _forward(x: Tensor, axis: Axis, route: _Route, by: str) -> Tensor:
 
 
 def _transposed(x: Tensor, axis: Axis, route: _Route) -> Tensor:
-    """What came is sent back, and added up where it came from."""
+    """Sends each piece back to where it came from, and adds the pieces up there."""
     sends, receives = (tuple(map(_turned, pieces)) for pieces in (route.receives, route.sends))
     result = x.new_zeros(route.before[axis.index])
     local_piece = receives[axis.index]
@@ -216,7 +216,7 @@ def _turned(piece: _Piece | None) -> _Piece | None:
 def _send(
     x: Tensor, result: Tensor, axis: Axis, sends: Sequence[_Piece | None], receives: Sequence[_Piece | None]
 ) -> None:
-    """Adds to the result what the others have for this device."""
+    """Adds to the result what the other devices have for this one."""
     sent = [None if index == axis.index else piece for index, piece in enumerate(sends)]
     received = [None if index == axis.index else piece for index, piece in enumerate(receives)]
     leaving, counts = ([math.prod(piece.lengths) if piece else 0 for piece in pieces] for pieces in (sent, received))
@@ -227,7 +227,7 @@ def _send(
 
 
 def _packed(x: Tensor, pieces: Sequence[_Piece | None], counts: Sequence[int]) -> Tensor:
-    """One after another, each copied once."""
+    """The pieces one after another in a flat tensor, each copied once."""
     flat = x.new_empty(sum(counts))
     for piece, place in zip(pieces, flat.split(list(counts)), strict=True):
         if piece is not None:

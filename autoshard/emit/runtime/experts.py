@@ -1,7 +1,7 @@
-"""Experts: each pair of a token and an expert that was chosen for it is worked on where that expert is.
+"""Experts: each pair of a token and an expert chosen for it is computed where that expert is.
 
-`cut`: the axes that cut the experts, each what the one before left. Along those of them in `dispatch` the tokens are
-cut too: pairs travel to the device of their expert and back. Along the others every device has all tokens, works on the
+`cut`: the axes that shard the experts, each splitting what the previous one left. Those also in `dispatch` shard the
+tokens too: pairs travel to their expert's device and back. Along the others every device has all tokens, computes the
 pairs of its own experts, and the result is a partial sum.
 """
 
@@ -30,7 +30,7 @@ Undo = Callable[[Tensor], Tensor]
 
 
 class _Send(torch.autograd.Function):
-    """Rows to other devices along one axis; their gradients come back."""
+    """Sends rows to other devices along one axis; their gradients come back."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, axis: Axis, send: list[int], receive: list[int]) -> Tensor:
@@ -44,7 +44,7 @@ class _Send(torch.autograd.Function):
 
 
 def _dispatch(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Undo]:
-    """Rows and their experts at the devices that own these, and the way back."""
+    """Sends rows and their experts' ids to the experts' devices; also returns the function that sends results back."""
     order = owner.argsort(stable=True)
     counts = torch.bincount(owner, minlength=axis.size)
     ones = [1] * axis.size
@@ -59,7 +59,7 @@ def _dispatch(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Ten
 
 
 def _keep(rows: Tensor, ids: Tensor, owner: Tensor, axis: Axis) -> tuple[Tensor, Tensor, Undo]:
-    """The rows whose experts are here; zeros for the others on the way back."""
+    """Rows whose experts are here; the returned function puts zeros in place of the others."""
     count, here = len(rows), (owner == axis.index).nonzero().squeeze(1)
     return rows[here], ids[here], lambda y: y.new_zeros((count, y.shape[1])).index_copy(0, here, y)
 
@@ -84,7 +84,7 @@ def _plain(activation: str, gated: bool) -> Apply:
 
 
 def _clipped(limit: float, alpha: float) -> Apply:
-    """Gate and up alternate, both at most `limit`."""
+    """Gated experts whose gate and up columns alternate, both clamped to at most `limit`."""
 
     def apply(product: Product, rows: Tensor, up: Tensor, down: Tensor, up_bias: Tensor, down_bias: Tensor) -> Tensor:
         inner = product(rows, up) + up_bias
@@ -96,14 +96,14 @@ def _clipped(limit: float, alpha: float) -> Apply:
 
 
 def _knows_groups(device: str) -> bool:
-    """Above compute capability 9, experts without rows have gradients from memory nobody wrote (pytorch 172439)."""
+    """Can kernels group experts? Above compute capability 9, idle ones get garbage gradients (pytorch 172439)."""
     if not hasattr(F, "grouped_mm") or torch.version.hip is not None:  # torch before 2.10; AMD's was never tried
         return False
     return device == "cpu" or (device == "cuda" and torch.cuda.get_device_capability()[0] <= 9)
 
 
 def _can_group(rows: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Whether one kernel takes the products of all experts: it wants one dtype, known to it, and rows of 16 bytes."""
+    """Can one kernel compute all experts' products? It needs one supported dtype, and rows of 16-byte multiples."""
     if torch.compiler.is_compiling():  # where a view begins is not known then
         return False
     same = all(w.dtype == rows.dtype for w in weights)
@@ -116,7 +116,7 @@ def _can_group(rows: Tensor, weights: Sequence[Tensor]) -> bool:
 
 
 def _each(rows: Tensor, ids: Tensor, weights: Sequence[Tensor], apply: Apply) -> Tensor:
-    """Every row through its expert; `ids` count from the first expert here."""
+    """Passes every row through its expert; `ids` count from the first expert here."""
     order = ids.argsort(stable=True)
     rows = rows[order]
     counts = (ids[:, None] == torch.arange(len(weights[0]), device=ids.device)).sum(0)
@@ -136,7 +136,7 @@ def parallel_experts(
     down_bias: Tensor | None = None, *, experts: int, activation: str, gated: bool = True, limit: float = 0.0,
     alpha: float = 0.0, cut: Sequence[Axis] = (), dispatch: Sequence[Axis] = (),
 ) -> Tensor:  # fmt: skip
-    """x (t, m), up (e, 2f, m) or (e, f, m), down (e, n, f), chosen and weights (t, k) -> (t, n).
+    """Experts of a layer: x (t, m), up (e, 2f, m) or (e, f, m), down (e, n, f), chosen and weights (t, k) -> (t, n).
 
     With biases (e, 2f) and (e, n): up (e, m, 2f), down (e, f, n), and a clipped gate between.
     """
@@ -159,5 +159,5 @@ def parallel_experts(
 
 
 def dispatched_experts(*operands: Tensor, cut: Sequence[Axis], dispatch: Sequence[Axis], **options: Any) -> Tensor:
-    """The same where tokens travel (along `dispatch`)."""
+    """`parallel_experts` with tokens that travel (along `dispatch`)."""
     return parallel_experts(*operands, **options, cut=cut, dispatch=dispatch)

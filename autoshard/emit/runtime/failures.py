@@ -1,4 +1,4 @@
-"""The rank that knows a failure reports it, once. The other ranks read its exit code and end silently."""
+"""Failure reports: the rank that knows a failure reports it, once. The others read its exit code and end silently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNT, _CODE = "train/failures", "train/failure"
 
 
 class Failures:
-    """Of one run. A thread ends this process when another reports a failure, whatever this one waits for."""
+    """Failure reports of one run. A thread ends this process when another reports a failure, whatever it waits for."""
 
     def __init__(self) -> None:
         self.rank, self.ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -30,7 +30,7 @@ class Failures:
         self.thread: threading.Thread | None = None
 
     def watch(self) -> None:
-        """From when there is a process group on."""
+        """Starts watching; call it once there is a process group."""
         if self.ranks > 1:
             store = cast(Any, dist.distributed_c10d)._get_default_store()
             self.store = store.clone() if hasattr(store, "clone") else store  # one that nothing else waits in
@@ -51,13 +51,13 @@ class Failures:
                     os._exit(code)
 
     def _reported(self) -> int | None:
-        """The exit code that a failed rank has reported."""
+        """Exit code that a failed rank has reported."""
         return int(self.store.get(_CODE)) if self.store is not None and self.store.check([_CODE]) else None
 
     def end(self, text: str, code: int, knows: bool) -> int:
-        """Says it, if no other rank has said what is wrong. `knows`: this one does; else another is waited for.
+        """Reports a failure, unless another rank has. `knows`: this one knows the cause, else it waits for another.
 
-        Of several processes it does not return, so that none waits for what will not come.
+        With several processes it does not return, so that none waits for messages that will not come.
         """
         self.closed.set()
         first = knows or not self._another_reports()
@@ -92,7 +92,7 @@ class Failures:
 
 
 def described(error: BaseException) -> str:
-    """A line: what was raised, and where, outside of torch."""
+    """One line: the exception, and where it was raised, outside of torch."""
     frames = traceback.extract_tb(error.__traceback__)
     stack = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename[:1] != "<"] or frames
     said = str(error).strip().partition("\n")[0]

@@ -1,13 +1,13 @@
-"""Weights of a block on their way together: one flat all-gather for use, one flat reduce-scatter of their gradients.
+"""Weights of a block moved together: one flat all-gather for their use, one flat reduce-scatter of their gradients.
 
-A block is gathered while the one before it is in use; in backward again, the other way around. Its gradients are
-scattered beside the rest of backward, and waited for as the next block's start. Which weights go together is the
-model's `WEIGHT_BUCKETS`; without `gathered_together` each goes by itself. Weights of several dtypes go together as the
-bytes that they are, each at a multiple of its item size.
+A block is gathered while the one before it is in use; in backward, in reverse order. Its gradients are scattered while
+backward goes on, and waited for when the next block starts. The model's `WEIGHT_BUCKETS` lists which weights go
+together; without `gathered_together` each is moved alone. Weights of several dtypes go together as raw bytes, each at a
+multiple of its item size.
 
 Under ZeRO 1 and 2 weights are gathered once a step (`gather_once`), by the first micro-batch, and stay whole for all. A
-stage that waits for its first input starts all of its first part's at once, and those of a part as the one before it
-ends: see `gathered_ahead`.
+stage that waits for its first input gathers its first part's weights at once, and those of a later part when the part
+before it ends: see `gathered_ahead`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Buckets = Sequence[tuple[Sequence[str], Mapping[torch.dtype, Sequence[str]], int
 def gathered_together(
     mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, scattered_after: int = 1
 ) -> Iterator[Line]:
-    """Around a forward and its backward; where weights are gathered once a step, around those of all micro-batches.
+    """Context of a forward and its backward; of those of all micro-batches, if weights are gathered once a step.
 
     A bucket: axis names, the names of its weights by their dtype in use, the number of its block, and whether they stay
     whole from forward to backward. Their gradients are added up over `scattered_after` backwards."""
@@ -49,7 +49,7 @@ def gathered_together(
 
 
 def gathered_ahead(lines: Sequence[Line], waits: bool) -> None:
-    """Those of the parts of a stage, in the order of the model. `waits`: another stage makes the first one's input."""
+    """Chains the lines of a stage's parts, in model order. `waits`: another stage makes the first part's input."""
     for line, after in itertools.pairwise(lines):
         line.next = after
     if waits:
@@ -59,8 +59,8 @@ def gathered_ahead(lines: Sequence[Line], waits: bool) -> None:
 class Line:
     """The buckets in the order of their use, for one forward and its backward.
 
-    A program that calls backward when it likes makes one around each forward, hides it after that, and ends each
-    backward with `finish` and `rewind` where the line `is_used`.
+    A program that calls backward at any time makes a line around each forward, hides it after that, and ends each
+    backward with `finish` and `rewind` if the line `is_used`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Line:
             self.buckets.append(bucket)
 
     def ahead(self, used: _Bucket) -> None:
-        """As a bucket comes into use, the rest of its block and the block after it (in backward: before it) start."""
+        """When a bucket comes into use, starts the rest of its block and the next one (in backward: the previous)."""
         step = -1 if used.backward else 1
         near = [b for b in self.buckets[::step] if (b.block - used.block) * step >= 0 and b.is_gathered(used.backward)]
         following = next((b.block for b in near if b.block != used.block), used.block)
@@ -94,12 +94,12 @@ class Line:
 
     @torch.no_grad()
     def start(self) -> None:
-        """All that forward gathers."""
+        """Starts all gathers of forward."""
         for bucket in self.buckets:
             bucket.start()
 
     def scatter(self, bucket: _Bucket) -> None:
-        """Those of one block at most are on their way, for they hold whole gradients."""
+        """Starts a scatter; waits for those of other blocks: they hold whole gradients, so one block's run at most."""
         before = [other for other in self.scattering if other.block != bucket.block]
         self.scattering = [*(other for other in self.scattering if other.block == bucket.block), bucket]
         bucket.start_scatter()
@@ -121,19 +121,19 @@ class Line:
         return any(bucket.given for bucket in self.buckets)
 
     def hide(self) -> None:
-        """Its forward is over: another one has a line of its own."""
+        """Hides the line after its forward: another forward has its own line."""
         for bucket in self.buckets:
             for weight in bucket.weights:
                 weight.hide()
 
     def rewind(self) -> None:
-        """For another backward of the same forward."""
+        """Resets the line for another backward of the same forward."""
         self.scattering = []
         for bucket in self.buckets:
             bucket.rewind()
 
     def leave(self) -> None:
-        """These objects refer to each other: what they still hold would live until a garbage collector comes."""
+        """Breaks reference cycles among these objects: what they hold would else live until garbage is collected."""
         self.next = None
         for bucket in self.buckets:
             bucket.wait = bucket.flat = bucket.flat_gradient = bucket.scattered = None
@@ -142,7 +142,7 @@ class Line:
 
 
 class _Bucket:
-    """What is gathered together. `backward`: its second gather, or the one gather of a bucket that stays whole."""
+    """Weights gathered together. `backward`: in its second gather, or in the only one of a bucket that stays whole."""
 
     def __init__(self, line: Line, block: int, axis: Axis, keep: bool) -> None:
         self.line, self.block, self.axis, self.kept = line, block, axis, keep
@@ -156,26 +156,26 @@ class _Bucket:
         self.given = 0
 
     def wanted(self) -> list[Weight]:
-        """Those that this gather is for."""
+        """Weights that this gather is for."""
         return [weight for weight in self.weights if weight.uses] if self.backward else self.weights
 
     def is_gathered(self, backward: bool) -> bool:
         return not backward or (not self.kept and any(weight.uses for weight in self.weights))
 
     def turn_back(self) -> None:
-        """From forward to backward."""
+        """Switches from forward to backward."""
         if not self.backward:
             self.backward, self.wait, self.flat = True, None, None
 
     def rewind(self) -> None:
-        """Its weights are gathered once more, and their gradients scattered, where another backward asks for it."""
+        """Resets the bucket: another backward gathers its weights once more, and scatters their gradients."""
         self.started, self.given = min(self.started, 1), 0
         self.wait, self.flat, self.flat_gradient, self.scattered = None, None, None, None
         for weight in self.weights:
             weight.backwards = 0
 
     def start(self) -> None:
-        """Sends the shards on their way, if they are not yet."""
+        """Starts the gather of the shards, unless it has started."""
         wanted = self.wanted()
         if self.started == (1 + self.backward) or not wanted:
             return
@@ -195,7 +195,7 @@ class _Bucket:
         self.left = {weight: weight.uses if self.backward else 1 for weight in wanted}
 
     def take(self, weight: Weight) -> list[Tensor]:
-        """See `Weight.places`. The next bucket is sent on its way."""
+        """Gathered parts of a weight, see `Weight.places`. Starts the next bucket."""
         if self.flat is None:
             self.start()
             assert self.wait is not None, f"{weight.name} is gathered again, but nothing has asked for it"
@@ -208,7 +208,7 @@ class _Bucket:
         return parts
 
     def put(self, weight: Weight, parts: Sequence[Tensor]) -> None:
-        """The parts of a whole gradient, as `Weight.places` lie. With the last of the bucket, they are sent."""
+        """Takes a whole gradient's parts, laid out as `Weight.places`. The bucket's last one starts the scatter."""
         if weight.backwards == self.line.scattered_after:  # another micro-batch's
             self.next_backward()
         if self.flat_gradient is None:
@@ -224,7 +224,7 @@ class _Bucket:
 
     @torch.no_grad()
     def next_backward(self) -> None:
-        """The gradients of the one before go to their parameters."""
+        """Gives the previous backward's gradients to their parameters."""
         if self.flat_gradient is not None:  # some weight had none
             self.line.scatter(self)
         self.give_gradients()
@@ -245,7 +245,7 @@ class _Bucket:
 
     @torch.no_grad()
     def give_gradients(self) -> None:
-        """Once; they are there no more after that."""
+        """Gives the gradients to their parameters, once: the bucket drops them."""
         if self.scattered is None:
             return
         parts = self.scattered().split([weight.counts[self.axis.index] for weight in self.weights])
@@ -256,8 +256,8 @@ class _Bucket:
 
 
 class Weight:
-    """One of a bucket, in use in `dtype`. `uses`: the backwards that gather it again; `counts`: the numbers that each
-    device holds; `backwards`: those that have added to its gradient since the last scatter."""
+    """One weight of a bucket, used in `dtype`. `uses`: the backwards that gather it again; `counts`: the numbers that
+    each device holds; `backwards`: those that have added to its gradient since the last scatter."""
 
     def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> None:
         self.bucket, self.name, self.parameter, self.dtype = bucket, name, parameter, dtype
@@ -268,33 +268,33 @@ class Weight:
         cast(Any, self.leaf).weight = self
 
     def places(self, flat: Tensor, starts: Mapping[Weight, Sequence[int]]) -> list[Tensor]:
-        """The parts of all devices, (devices, numbers), where each holds as much; else the part of each, flat."""
+        """All devices' parts, (devices, numbers), if they are equally long; else each device's part, flat."""
         if self.bucket.even:
             apart = flat.view(len(self.counts), flat.numel() // len(self.counts))
             return [apart.narrow(1, starts[self][0], self.counts[0])]
         return [flat.narrow(0, start, count) for start, count in zip(starts[self], self.counts, strict=True)]
 
     def gather(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """In forward; `assemble` makes the whole of the flat parts."""
+        """The whole weight in forward; `assemble` makes it from the flat parts."""
         whole = assemble(self.bucket.take(self))
         self.whole = whole.detach() if self.bucket.kept else None
         return whole
 
     def gather_once(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """In the first forward of a step; what was gathered in all others."""
+        """The whole weight: gathered in the first forward of a step, reused in all others."""
         if self.whole is None:
             self.whole = assemble(self.bucket.take(self))
         return self.whole.detach()
 
     def gather_again(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """In backward."""
+        """The whole weight in backward."""
         if self.whole is not None:
             return self.whole
         self.bucket.turn_back()
         return assemble(self.bucket.take(self))
 
     def let_go(self) -> None:
-        """Its gradient is complete."""
+        """Drops the whole weight: its gradient is complete."""
         self.whole = None
 
     def leave(self) -> None:
@@ -312,16 +312,16 @@ def _by_dtype(flat: Tensor, weights: Sequence[Weight]) -> dict[torch.dtype, Tens
 
 
 def _laid_out(weights: Sequence[Weight], item_bytes: tuple[int, ...]) -> tuple[dict[Weight, list[int]], list[int]]:
-    """Where the part of each device lies, in numbers of the weight, and what each device holds, in the largest numbers.
+    """Start of each device's part, in numbers of the weight, and each device's length, in numbers of the largest size.
 
-    The parts that a device has of all weights stand together."""
+    All parts of one device are contiguous."""
     starts, lengths = _places_of(tuple(weight.counts for weight in weights), item_bytes)
     return dict(zip(weights, starts, strict=True)), lengths
 
 
 @functools.cache
 def _places_of(counts: tuple[tuple[int, ...], ...], item_bytes: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
-    """`counts[weight][device]`, of so many bytes each. The same in every step."""
+    """Starts and lengths for `counts[weight][device]`, of so many bytes per item. The same in every step."""
     largest, end = max(item_bytes), 0
     starts: list[list[int]] = [[] for _ in counts]
     lengths = []
@@ -336,12 +336,12 @@ def _places_of(counts: tuple[tuple[int, ...], ...], item_bytes: tuple[int, ...])
 
 
 def weight_of(x: Tensor) -> Weight | None:
-    """The weight of a bucket that `x` is the local part of."""
+    """The bucket's weight whose local part is `x`."""
     return cast("Weight | None", getattr(getattr(x, "leaf_of", x), "weight", None))
 
 
 def _counts(leaf: Tensor, parameter: nn.Parameter, axis: Axis) -> tuple[int, ...]:
-    """Noted with the leaf, for it stays as it is."""
+    """Numbers per device. They are cached with the leaf, since they never change."""
     known: dict[str, tuple[int, ...]] = cast(Any, leaf).__dict__.setdefault("counts", {})
     if axis.name not in known:
         spec: Sharding = cast(Any, parameter).sharding
@@ -356,7 +356,7 @@ def _counts(leaf: Tensor, parameter: nn.Parameter, axis: Axis) -> tuple[int, ...
 
 
 def _coordinates(axis: Axis, index: int) -> dict[str, int]:
-    """Of the device at `index` along the axis, elsewhere as this one's."""
+    """Mesh coordinates of the device at `index` along the axis, otherwise as this one's."""
     at = dict(axis.mesh.coordinates)
     for name in reversed(axis.names):
         index, at[name] = divmod(index, axis.mesh.axes[name])

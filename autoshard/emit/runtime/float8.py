@@ -1,11 +1,11 @@
-"""Linears whose three products are made in float8, as torchao's `Float8Linear` makes them by default.
+"""Linears whose three products are computed in float8, as torchao's `Float8Linear` does by default.
 
-Each factor has one scale, made anew of its largest element (dynamic scaling, a scale a tensor): input and weight are
-cast to e4m3 (3 bits of mantissa, up to 448), the gradient that comes in to e5m2 (2 bits, up to 57344). Products are
-summed in float32 and leave in bfloat16. For backward the bfloat16 factors are kept, and cast again there.
+Each factor has one scale, recomputed from its largest element (dynamic scaling, one scale per tensor): input and weight
+are cast to e4m3 (3 bits of mantissa, up to 448), the incoming gradient to e5m2 (2 bits, up to 57344). Products are
+summed in float32 and returned in bfloat16. The bfloat16 factors are kept for backward, and cast again there.
 
-A device scales what it holds: a shard has a scale of its own, which needs no collective, and is never coarser than one
-scale of the whole tensor, whose largest element is at least the shard's.
+A device scales what it holds: a shard has its own scale, which needs no collective and is never coarser than one scale
+of the whole tensor, whose largest element is at least the shard's.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ LEAST = 1e-12  # zeros are divided by more than zero, as in torchao
 
 
 def formats() -> tuple[torch.dtype, torch.dtype]:
-    """Of factors and of gradients: e4m3 and e5m2. AMD's MI300 has forms of its own, without negative zero."""
+    """Formats of factors and of gradients: e4m3 and e5m2. AMD's MI300 has its own forms, without negative zero."""
     if torch.version.hip and "gfx94" in torch.cuda.get_device_properties(0).gcnArchName:
         return torch.float8_e4m3fnuz, torch.float8_e5m2fnuz
     return torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)` in float8, where these are bfloat16 and all three dims fit the kernels."""
+    """`F.linear(x, weight, bias)` in float8, if these are bfloat16 and all three dims fit the kernels."""
     return cast(Tensor, _Float8Linear.apply(x, weight, bias)) if fits(x, weight) else F.linear(x, weight, bias)
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels take them."""
+    """Do the kernels accept these operands?"""
     rows = x.numel() // max(1, x.shape[-1])
     return x.dtype == torch.bfloat16 and all(n and n % UNIT == 0 for n in (rows, *weight.shape))
 
@@ -51,7 +51,7 @@ class Scaled:
 
 
 def scaled(x: Tensor, *, gradient: bool = False) -> Scaled:
-    """The largest element becomes the largest of the format."""
+    """`x` scaled so that its largest element becomes the largest of the format."""
     dtype = formats()[gradient]
     largest = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)  # one pass, nothing written
     scale = largest.clamp(min=LEAST) / torch.finfo(dtype).max
@@ -59,8 +59,8 @@ def scaled(x: Tensor, *, gradient: bool = False) -> Scaled:
 
 
 def product(left: Scaled, right: Scaled, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
-    """`left @ right + bias` in bfloat16. The kernels take rows of the one and columns of the other, each in one piece.
-    `fast`: summed with fewer bits, which torchao does in forward alone."""
+    """`left @ right + bias` in bfloat16. The kernels need contiguous rows of `left` and contiguous columns of `right`.
+    `fast`: sums with fewer bits, as torchao does in forward only."""
     return torch._scaled_mm(
         left.values.contiguous(), right.values.t().contiguous().t(), scale_a=left.scale, scale_b=right.scale,
         bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast,
@@ -68,7 +68,7 @@ def product(left: Scaled, right: Scaled, bias: Tensor | None = None, *, fast: bo
 
 
 class Float8Products:
-    """Those of a linear's backward, as `column_parallel.Products` has them, in float8."""
+    """Products of a linear's backward in float8; interface of `column_parallel.Products`."""
 
     def __init__(self, gradient: Tensor, x: Tensor, weight: Tensor) -> None:
         self.gradient, self.x, self.weight = scaled(gradient, gradient=True), x, weight

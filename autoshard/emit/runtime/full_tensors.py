@@ -1,4 +1,4 @@
-"""Whole tensors of the parts that devices hold."""
+"""Whole tensors assembled from the parts that devices hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .redistribution import all_gather, all_reduce
 
 
 def full_value(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
-    """The whole tensor on every device, from parts that lie as `layout` says (`P` is summed)."""
+    """The whole tensor on every device, from parts with the layout `layout` (`P` is summed)."""
     for name, placement in zip(mesh.axes, layout.split(), strict=True):
         if placement == "P":
             x = all_reduce(x, mesh[name])
@@ -31,5 +31,5 @@ def full_value(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMes
 
 
 def plain(layout: str, mesh: ParallelMesh) -> bool:
-    """One cut after the other is the layout: no blocks."""
+    """Does sharding axis after axis give this layout, without blocks?"""
     return all(blocks == 1 for _, _, blocks, _ in shard_cuts(layout, mesh))

@@ -1,6 +1,6 @@
 """Collectives as `torch.compile` traces them: operators without side effects, waited for where their result is used.
 
-torch's own functional operators, by the names that they have had since torch 2.1.
+These are torch's own functional operators, by the names that they have had since torch 2.1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class FunctionalCollectives:
-    """Of one process group, along dim 0 of contiguous tensors; see `GroupTransport`, which uses them in a graph."""
+    """Collectives of one process group, along dim 0 of contiguous tensors; `GroupTransport` uses them in a graph."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         pg = dist.group.WORLD if group is None else group
@@ -26,7 +26,7 @@ class FunctionalCollectives:
         return lambda: x.copy_(torch.ops._c10d_functional.wait_tensor(started))
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        """`x` is as long as the longest of `lengths`."""
+        """All-gather of parts of these `lengths`; `x` is padded to the longest."""
         started = torch.ops._c10d_functional.all_gather_into_tensor(x, self.size, self.name)
         longest = max(lengths)
 
@@ -39,7 +39,7 @@ class FunctionalCollectives:
         return wait
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        """`x` holds a part of the longest of `lengths` for each device."""
+        """Reduce-scatter into parts of these `lengths`; each device's part in `x` is padded to the longest."""
         started = torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", self.size, self.name)
 
         def wait() -> Tensor:

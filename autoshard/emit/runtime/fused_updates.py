@@ -1,4 +1,4 @@
-"""Where torch's AdamW updates a parameter in one kernel."""
+"""Availability of torch's AdamW kernel that updates a parameter in one pass."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def has_fused_adamw(parameters: Iterable[Tensor]) -> bool:
-    """Whether `AdamW(fused=True)` takes them all.
+    """Can `AdamW(fused=True)` update them all?
 
-    Of Ascend only newer versions of torch_npu have the kernel. Their `NpuFusedAdamW` is none for a package: it joins
-    all gradients in a buffer when it first steps and steps on that ever after, while each step here makes new ones.
+    On Ascend only newer versions of torch_npu have the kernel. Their `NpuFusedAdamW` does not suit a package: it joins
+    all gradients in a buffer at its first step and uses that from then on, while each step here makes new ones.
     """
     return all(_has_kernel(parameter.device) and parameter.is_floating_point() for parameter in parameters)
 

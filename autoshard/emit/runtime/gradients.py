@@ -1,7 +1,7 @@
-"""The sums of gradients over devices, beside backward, and clipping by the global norm.
+"""Sums of gradients over devices, overlapped with backward, and clipping by the global norm.
 
-Which collectives run, and in which order, is decided by the model alone, never by what a device's gradients happen to
-be: a parameter without a gradient takes part with zeros, and stays without.
+The model alone decides which collectives run and in which order, never the state of a device's gradients: a parameter
+without a gradient takes part with zeros, and stays without one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Buckets = Sequence[tuple[Sequence[str], Sequence[str]]]
 def reducing(
     mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1
 ) -> Iterator[None]:
-    """Around a backward, or as many as there are micro-batches: sums its gradients over devices; all sums are there at
-    the end.
+    """Context of a backward, or of one per micro-batch: sums its gradients over devices; all sums are complete at the
+    end.
 
-    A bucket, (axis names, parameter names), is one flat all-reduce. It starts as soon as backward, of the last
-    micro-batch, has made the last of its gradients, but buckets start in their order. Gradients of earlier backwards
-    that were not summed yet are partial sums, too; those that were summed are added afterwards, and an error leaves
-    them alone.
+    A bucket, (axis names, parameter names), is one flat all-reduce. It starts as soon as the last micro-batch's
+    backward has made the last of its gradients, but buckets start in their order. Gradients of earlier backwards that
+    were not summed yet are partial sums, too; those that were summed are added afterwards, and an error leaves them
+    unchanged.
     """
     names = dict.fromkeys(name for _, bucket in buckets for name in bucket)
     before = {name: parameters[name].grad for name in names if hasattr(parameters[name].grad, "reduced_at")}
@@ -59,9 +59,9 @@ def reducing(
 
 @contextlib.contextmanager
 def accumulating(parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> Iterator[None]:
-    """Around the backward of a micro-batch that is not the last: its gradients stay partial sums.
+    """Context of the backward of a micro-batch that is not the last: its gradients stay partial sums.
 
-    RuntimeError where gradients that were summed are still there: these would be summed again.
+    RuntimeError if summed gradients are still present: they would be summed again.
     """
     for name in (name for _, bucket in buckets for name in bucket):
         if hasattr(parameters[name].grad, "reduced_at"):
@@ -70,10 +70,10 @@ def accumulating(parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> It
 
 
 def reduce_gradients(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets) -> None:
-    """The same sums after the last backward of a step, where it ran without `reducing`.
+    """Sums gradients as `reducing` does, but after the last backward of a step that ran without it.
 
-    Gradients that were summed already stay as they are; RuntimeError where a backward has added to such a one since,
-    for nothing can tell its partial sums apart.
+    Gradients that were already summed are unchanged; RuntimeError if a backward has added to one of these since, as its
+    partial sums can't be told apart.
     """
     left = []
     for axes, names in buckets:
@@ -87,7 +87,7 @@ def reduce_gradients(mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter],
 
 
 class _Reduction:
-    """The buckets of one step. They start in order, so that all devices agree whatever comes first."""
+    """The buckets of one step. They start in order, so that all devices agree whatever gradient comes first."""
 
     def __init__(
         self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1
@@ -98,7 +98,7 @@ class _Reduction:
 
     @contextlib.contextmanager
     def beside_backward(self) -> Iterator[None]:
-        """Within it, the buckets are given what backward makes."""
+        """Context in which the buckets receive the gradients that backward makes."""
         try:
             for bucket in self.buckets:
                 for position, (_, parameter) in enumerate(bucket.members):
@@ -128,7 +128,7 @@ class _Reduction:
 
 
 class _Bucket:
-    """Gradients on their way to one flat tensor, of which they are views from then on."""
+    """Gradients collected in one flat tensor; from then on they are views of it."""
 
     def __init__(self, axis: Axis, members: list[tuple[str, nn.Parameter]], backwards: int) -> None:
         self.axis, self.members, self.backwards = axis, members, backwards
@@ -140,7 +140,7 @@ class _Bucket:
         return len(self.taken) == len(self.members) and set(self.taken.values()) == {self.backwards}
 
     def take(self, position: int, gradient: Tensor) -> None:
-        """What this backward made, and what those before have left."""
+        """Takes this backward's gradient, adding what earlier backwards have left."""
         name, parameter = self.members[position]
         before = self.taken.get(position, 0)
         if before == self.backwards:
@@ -162,7 +162,7 @@ class _Bucket:
         return self.places[position]
 
     def start(self) -> None:
-        """With zeros for gradients that there are not."""
+        """Starts the all-reduce, with zeros for missing gradients."""
         for position, (_, parameter) in enumerate(self.members):
             if position not in self.taken:
                 before, parameter.grad = parameter.grad, None
@@ -172,7 +172,7 @@ class _Bucket:
         self.wait: Callable[[], object] = self.axis.transport.all_reduce(self.flat)
 
     def finish(self) -> None:
-        """The sums are given back to those that had a gradient."""
+        """Returns the sums to the parameters that had a gradient."""
         self.wait()
         for position in self.taken:
             parameter = self.members[position][1]
@@ -185,7 +185,7 @@ def _mark_reduced(parameter: nn.Parameter) -> None:
 
 
 def _is_reduced(name: str, parameter: nn.Parameter) -> bool:
-    """RuntimeError where the gradient has changed since it was reduced."""
+    """Was this gradient reduced? RuntimeError if it has changed since."""
     at = getattr(parameter.grad, "reduced_at", None)
     if at is not None and at != _version(parameter):
         raise _added_to(name)
@@ -210,8 +210,8 @@ def clip_gradients(
 ) -> Tensor:
     """Scales all gradients so that their global norm is at most `max_norm`; returns the norm before.
 
-    A parameter's squares are summed over the axes that shard it, and count once over those that replicate it, and over
-    the stages that hold it, which `shared` names.
+    A parameter's squares are summed over the axes that shard it. They count once over the axes that replicate it, and
+    once over the stages that hold it, named in `shared`.
     """
     gradients: dict[tuple[str, ...], list[Tensor]] = {}
     elsewhere: list[Tensor] = []  # gradients that another stage counts
@@ -239,7 +239,7 @@ def clip_gradients(
 
 
 def _by_device(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Those on the device, and those on the host."""
+    """Gradients grouped by device: those on the accelerator, and those on the host."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for gradient in gradients:
         by_device.setdefault(gradient.device, []).append(gradient)
@@ -247,6 +247,6 @@ def _by_device(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _squares(gradients: list[Tensor]) -> Tensor:
-    """The sum of the squares of all numbers."""
+    """Sum of the squares of all elements."""
     dtype = torch.float64 if torch.float64 in {gradient.dtype for gradient in gradients} else torch.float32
     return torch.stack(list(torch._foreach_norm(gradients, 2, dtype))).square().sum()

@@ -1,6 +1,6 @@
-"""Rows that a device needs of a dim that the mesh cuts: those it lacks come from the devices that hold them.
+"""Rows that a device needs of a sharded dim: it receives missing ones from the devices that hold them.
 
-A dim is cut by torch.chunk, axis after axis. Any device may need any [start, stop): a halo wider than a neighbour's
+A dim is split by torch.chunk, axis after axis. Any device may need any [start, stop): a halo wider than a neighbour's
 shard comes from several devices. Gradients go back the same way and are added.
 """
 
@@ -22,7 +22,7 @@ Wanted = Callable[[Coordinates], Bounds]
 
 
 def chunk(size: int, parts: Sequence[int], coordinates: Coordinates) -> Bounds:
-    """[start, stop) of a dim of `size` at these coordinates: each axis cuts what the one before left."""
+    """[start, stop) of a dim of `size` at these coordinates: each axis splits what the previous one left."""
     start, stop = 0, size
     for count, index in zip(parts, coordinates, strict=True):
         length = -(-(stop - start) // count)
@@ -31,7 +31,7 @@ def chunk(size: int, parts: Sequence[int], coordinates: Coordinates) -> Bounds:
 
 
 class _Hop(NamedTuple):
-    """What one device sends along one axis (local rows for each peer), and how many rows it gets of each.
+    """Messages of one device along one axis (local rows for each peer), and how many rows it gets from each.
 
     They come in order: the next device along an axis holds later rows.
     """
@@ -43,14 +43,14 @@ class _Hop(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def plan(size: int, parts: tuple[int, ...], wanted: tuple[Bounds, ...], coords: Coordinates) -> tuple[_Hop, ...]:
-    """One hop for each axis, the innermost first. `wanted`: what each device needs, row-major."""
+    """One hop for each axis, the innermost first. `wanted`: the rows that each device needs, row-major."""
     places = list(itertools.product(*map(range, parts)))
     needs = dict(zip(places, wanted, strict=True))
     owner = {row: place for place in places for row in range(*chunk(size, parts, place))}
 
     def held(place: Coordinates, hops: int) -> list[int]:
-        """The rows at `place` before the hop over axis `hops - 1`: owned here on the outer axes, needed by somebody
-        who differs from it there only."""
+        """Rows at `place` before the hop over axis `hops - 1`: owned here on the outer axes, needed by a device that
+        differs from it there only."""
         peers = (p for p in places if p[hops:] == place[hops:])
         rows = {row for peer in peers for row in range(*needs[peer])}
         return sorted(row for row in rows if owner[row][:hops] == place[:hops])
@@ -88,7 +88,7 @@ def _add(result: Tensor, dim: int, rows: Sequence[int], piece: Tensor) -> None:
 
 
 def _swap(axis: Axis, dim: int, pieces: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-    """Every device's piece for this one; its own does not travel."""
+    """Every device's piece for this one; this device's own piece does not travel."""
     here = axis.index
     sent = [piece.movedim(dim, 0) for piece in pieces]
     send = [0 if i == here else len(piece) for i, piece in enumerate(sent)]
@@ -123,7 +123,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def fetch_rows(x: Tensor, dim: int, size: int, axes: Sequence[Axis], wanted: Wanted) -> Tensor:
-    """The rows `wanted(own coordinates)` of a dim of `size` that `axes` cut; every device must call it."""
+    """The rows `wanted(own coordinates)` of a dim of `size` that `axes` shard; every device must call it."""
     parts, coords = tuple(axis.size for axis in axes), tuple(axis.index for axis in axes)
     needs = tuple(wanted(place) for place in itertools.product(*map(range, parts)))
     dim = dim % x.dim()

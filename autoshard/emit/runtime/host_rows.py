@@ -1,6 +1,6 @@
-"""Look-ups on the host: ids are sent to its memory, where the table is, rows come back, and their gradients go there.
+"""Look-ups on the host: ids are sent to its memory, which holds the table; rows return, and gradients are sent back.
 
-The host waits for what it needs of the device; what it sends is on its way while it goes on.
+The host waits for what it needs from the device, but not for what it sends to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HOST = torch.device("cpu")
 
 
 def to_host(x: Tensor) -> Tensor:
-    """In host memory, once it is there; it knows what it is a copy of."""
+    """`x` in host memory, once the copy is complete; the result records what it is a copy of."""
     if x.device == HOST:
         return x
     copied = x.to(HOST)
@@ -23,7 +23,7 @@ def to_host(x: Tensor) -> Tensor:
 
 
 def to_device(rows: Tensor, device: torch.device) -> Tensor:
-    """On the device; backward brings the gradient to the host."""
+    """Rows on the device; backward brings the gradient to the host."""
     return rows if rows.device == device else _ToDevice.apply(rows, device)
 
 
@@ -38,5 +38,5 @@ class _ToDevice(torch.autograd.Function):
 
 
 def _pinned(rows: Tensor, device: torch.device) -> Tensor:
-    """Where CUDA copies from without waiting; torch keeps such memory for the next time."""
+    """Rows in pinned memory, from which CUDA copies asynchronously; torch caches this memory for the next time."""
     return rows.pin_memory() if device.type == "cuda" and torch.cuda.is_available() else rows

@@ -1,6 +1,6 @@
-"""The start of a fresh model: numbers that depend on the seed and a parameter's name only, not on the mesh.
+"""Initial values of a fresh model: they depend on the seed and a parameter's name only, not on the mesh.
 
-A tensor is drawn in tiles, each from a generator of its own, so that a device draws what it holds and little more.
+A tensor is drawn in tiles, each from its own generator, so that a device draws what it holds and little more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DRAWN: dict[str, Callable[..., Any]] = {
 
 @torch.no_grad()
 def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0) -> None:
-    """Initialises by e.g. ("normal", 0.0, 0.02), on the device that holds the tensor."""
+    """Initialises a tensor by e.g. ("normal", 0.0, 0.02), on the device that holds it."""
     kind, *numbers = recipe
     if kind == "constant":
         nn.init.constant_(local(tensor), float(numbers[0]))
@@ -37,7 +37,7 @@ def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0)
 
 
 def _part(spec: Sharding, kind: str, numbers: Sequence[str | float], seed: int, device: torch.device) -> Tensor:
-    """This device's part of a random tensor, from the tiles that have some of it."""
+    """This device's part of a random tensor, from the tiles that overlap it."""
     rows, columns, *tail = (*spec.shape, 1, 1)[: max(2, len(spec.shape))]
     held = [*spec.held, *[torch.arange(1)] * (2 - len(spec.held))]
     wide = max(1, min(columns, math.isqrt(TILE)))
@@ -57,18 +57,18 @@ def _part(spec: Sharding, kind: str, numbers: Sequence[str | float], seed: int, 
 
 
 def _starts(held: Tensor, size: int) -> list[int]:
-    """Of the tiles that have some of the indices."""
+    """Starts of the tiles that contain some of the indices."""
     return [int(number) * size for number in torch.unique(held // size)]
 
 
 def _span(held: Tensor, start: int, size: int) -> slice:
-    """Where in `held`, which rises, the indices of a tile stand."""
+    """Positions in `held`, which is ascending, of a tile's indices."""
     first, last = torch.searchsorted(held, torch.tensor([start, start + size])).tolist()
     return slice(first, last)
 
 
 def init_computed(tensor: Tensor, make: Callable[[], Tensor], seed: int = 0) -> None:
-    """As the original's constructor makes it; where that draws numbers, they depend on the seed and the name only."""
+    """Initialises as the original's constructor does; random numbers there depend on the seed and the name only."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(hash_of(seed, sharding(tensor).name))
         assign(tensor, make())
@@ -77,7 +77,7 @@ def init_computed(tensor: Tensor, make: Callable[[], Tensor], seed: int = 0) -> 
 def init_parameters(
     model: nn.Module, seed: int = 0, computed: Mapping[str, Callable[[], Tensor]] | None = None
 ) -> list[str]:
-    """Initialises a whole model; `computed` are functions by original name, for what no recipe of `init` says.
+    """Initialises a whole model; `computed`: functions by original name, for tensors that no `init` recipe describes.
 
     Returns the names of those that got a guess: small numbers, or zero.
     """
@@ -94,7 +94,7 @@ def init_parameters(
 
 
 def unpacked(dtype: torch.dtype, shape: Sequence[int], text: str) -> Tensor:
-    """Numbers as zlib in base64, little endian."""
+    """Numbers decoded from zlib in base64, little endian."""
     raw = bytearray(zlib.decompress(base64.b64decode(text)))
     flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
     return flat.reshape(tuple(shape))

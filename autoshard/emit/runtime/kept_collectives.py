@@ -1,7 +1,7 @@
-"""What collectives gave, kept for the second forward of a block that backward computes again.
+"""Results of collectives, kept for the second forward of a block that backward recomputes.
 
-A list of operators to keep, as torch's selective checkpointing has it, can't hold them: they write into tensors that
-are there, and the second forward would find these empty. Here each result is kept as it is.
+A list of operators to keep, as in torch's selective checkpointing, can't hold them: they write into existing tensors,
+and the second forward would find these empty. Here each result is kept itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _HERE = threading.local()  # backward may run in a thread of its own
 
 
 class KeptResults:
-    """Of one call of a block: entered for its forward, and again for each that follows. They are kept in the order in
-    which they are made, each until it was found once; a further forward makes it again, as on all devices."""
+    """Results of one call of a block: entered for its forward, and again for each later one. They are kept in the order
+    in which they are made, each until its first reuse; a further forward recomputes it, as on all devices."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Tensor, int] | None] = []
@@ -48,6 +48,6 @@ class KeptResults:
 
 
 def kept_result(make: Map, x: Tensor) -> Tensor:
-    """`make(x)`; within the second forward of a block what it gave in the first."""
+    """`make(x)`; in the second forward of a block, its result in the first."""
     results = None if torch.compiler.is_compiling() else cast("KeptResults | None", getattr(_HERE, "results", None))
     return make(x) if results is None else results.of(make, x)

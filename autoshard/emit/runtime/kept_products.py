@@ -1,7 +1,7 @@
-"""Results of expensive operators, kept for the second forward of a block that backward computes again.
+"""Results of expensive operators, kept for the second forward of a block that backward recomputes.
 
-As torch's selective checkpointing, but for what a block itself writes over (the gates of an LSTM on the CPU, products
-that torch adds to in place): that is no longer what the product gave, so it is computed again.
+Works like torch's selective checkpointing, except for what a block itself overwrites (the gates of an LSTM on the CPU,
+products that torch adds to in place): that is no longer the operator's result, so it is recomputed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Keeps = Callable[[Any], bool]  # asked of each operator in turn, by forward alon
 class _OnOperators(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """A compiled part of the block decides itself what it keeps."""
+        """True: a compiled part of the block decides itself what it keeps."""
         return True
 
 
 class KeepingProducts(_OnOperators):
-    """Around the first forward. `found`: per operator, what each of its calls gave, None where that is not kept."""
+    """Mode of the first forward. `found`: per operator, the result of each of its calls, None if it is not kept."""
 
     def __init__(self, keeps: Keeps) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class KeepingProducts(_OnOperators):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors that an operator writes into. Views that split off "unsafely" have versions of their own."""
+    """Tensors that an operator writes into. Views that split off "unsafely" have separate versions."""
     schema = getattr(func, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
@@ -59,7 +59,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 class FindingProducts(_OnOperators):
-    """Around the second forward: what was kept, each once."""
+    """Mode of the second forward: finds the kept results, each once."""
 
     def __init__(self, keeper: KeepingProducts) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ SHAPES: dict[str, Callable[[float], float]] = {  # what is left of the rate afte
 
 
 def share_of_rate(step: int, *, shape: str, warmup: int, steps: int, least: float) -> float:
-    """Of the highest rate, in the step after `step` others; `least` is the share that is left after the last."""
+    """Share of the highest rate, in the step after `step` others; `least` is the share that is left after the last."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
@@ -27,9 +27,9 @@ def share_of_rate(step: int, *, shape: str, warmup: int, steps: int, least: floa
 def make_schedule(
     optimizer: torch.optim.Optimizer, done: int, *, shape: str, warmup: int, steps: int, least: float
 ) -> LambdaLR:
-    """Of a run that has `done` steps behind it; call its `step` after each of the optimizer's.
+    """Schedule of a run with `done` completed steps; call its `step` after each of the optimizer's.
 
-    The highest rate is that of the optimizer's groups, or what a checkpoint has as `initial_lr`.
+    The highest rate is that of the optimizer's groups, or a checkpoint's `initial_lr`.
     """
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])

@@ -1,6 +1,6 @@
-"""Steps in float16: the loss is scaled, so that small gradients do not vanish, and a step that overflows is left out.
+"""Steps in float16: the loss is scaled, so that small gradients do not vanish, and a step that overflows is skipped.
 
-All of it is torch's GradScaler; what is added is that a device which has overflowed alone is heard by all.
+All of it is torch's GradScaler; in addition, an overflow on one device is made known to all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class LossScaler(GradScaler):
-    """One scale on all devices of all stages. Use it as torch's: `scale`, `unscale_`, `step`, `update`.
+    """One scale on all devices of all stages, used like torch's: `scale`, `unscale_`, `step`, `update`.
 
-    `skipped`: the steps that were left out. Everything stays on the device: no call waits for it but `state_dict`,
+    `skipped`: number of skipped steps. Everything stays on the device: no call waits for it except `state_dict`,
     `get_scale`, and the step of an optimizer that isn't fused.
     """
 
@@ -32,7 +32,7 @@ class LossScaler(GradScaler):
 
     @property
     def overflowed(self) -> bool:
-        """Did gradients of the step that was unscaled last, on any device?"""
+        """Did gradients overflow in the step that was unscaled last, on any device?"""
         return bool(self._found)
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class LossScaler(GradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """As torch does it, of local gradients: DTensor asks the devices that cut the first one, and no others."""
+        """Unscales as torch does, but local gradients: DTensor asks only the devices that shard the first one."""
         gradients: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,7 +1,7 @@
-"""Losses whose rows or classes the mesh cuts: means are over all devices, classes are joined.
+"""Losses whose rows or classes the mesh shards: means are over all devices, classes are joined.
 
-`rows`: the axes that cut the batch; `vocabulary`: those that cut the classes, each what the one before left. Class
-weights lie as the classes do.
+`rows`: the axes that shard the batch; `vocabulary`: those that shard the classes, each splitting what the previous one
+left. Class weights are sharded like the classes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Options(NamedTuple):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """With p the softmax, w the weights (else 1), W their sum, K classes, e the smoothing, y the label of a row:
-    loss = (1 - e) w_y (-log p_y) + e/K sum_c w_c (-log p_c); a mean divides by the sum of w_y."""
+    """Cross entropy. With p the softmax, w the weights (else 1), W their sum, K classes, e the smoothing, y a row's
+    label: loss = (1 - e) w_y (-log p_y) + e/K sum_c w_c (-log p_c); a mean divides by the sum of w_y."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, options: _Options) -> Tensor:
@@ -85,7 +85,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _chosen(x: Tensor, column: Tensor, here: Tensor) -> Tensor:
-    """The entries of the last dim at `column`, zero where the label is another device's."""
+    """Entries of the last dim at `column`, zero where the label is another device's."""
     if not x.shape[-1]:
         return x.sum(-1)  # zeros that autograd still connects to x
     return x.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
@@ -100,9 +100,9 @@ def parallel_cross_entropy(
     vocabulary: Sequence[Axis] = (), size: int, ignore_index: int = -100, label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Cross entropy of (rows, `size` classes), also (rows, classes, d1, ...): a partial sum over `rows` (a row's own
-    without a reduction), whole over `vocabulary`. A mean is over the labels of all devices that are not ignored, or
-    over their weights. Only the local softmax is saved, or its logarithm."""
+    """Cross entropy of (rows, `size` classes), also (rows, classes, d1, ...): a partial sum over `rows` (without a
+    reduction, each row's loss), whole over `vocabulary`. A mean is over the labels of all devices that are not ignored,
+    or over their weights. Only the local softmax is saved, or its logarithm."""
     options = _Options(tuple(rows), tuple(vocabulary), size, ignore_index, label_smoothing, reduction)
     if not vocabulary and logits.dtype == accumulation(logits.dtype):
         return _of_whole_classes(logits, target, weight, options)
@@ -110,7 +110,7 @@ def parallel_cross_entropy(
 
 
 def _of_whole_classes(logits: Tensor, target: Tensor, weight: Tensor | None, options: _Options) -> Tensor:
-    """torch's kernels: their own mean would be over this device's labels alone."""
+    """Loss by torch's kernels, except for the mean, which would be over this device's labels alone."""
     mean, ignored = options.reduction == "mean", options.ignore_index
     reduction = "sum" if mean else options.reduction
     losses = F.cross_entropy(
@@ -142,7 +142,7 @@ def parallel_nll_loss(
 
 
 def parallel_loss(*operands: Tensor | None, loss: str, count: int, **options: Any) -> Tensor:
-    """This device's partial sum of the mean of a loss that is one number an element or row, `count` of them on all
+    """This device's partial sum of the mean of a loss that is one number per element or row, `count` of them on all
     devices. `loss` is ATen's name for it."""
     losses = getattr(torch.ops.aten, loss)(*operands, reduction=0, **options)
     return cast(Tensor, (losses.sum(dtype=accumulation(losses.dtype)) / count).to(losses.dtype))

@@ -1,4 +1,4 @@
-"""The mesh: named axes, outermost (slowest links) first; ranks are row-major over it."""
+"""The mesh: named axes, outermost (slowest links) first; ranks are numbered row-major."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Timeout = datetime.timedelta | None  # of a collective; None: the backend's own
 
 
 class ParallelMesh:
-    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None where ranks are simulated. `host_mesh`:
-    the same grid of their hosts, where a model has tables there.
+    """The devices as a grid of named axes: `mesh["tp"]`. `device_mesh` is None if ranks are simulated. `host_mesh`: the
+    same grid of their hosts, if a model has tables there.
 
-    Of a pipeline, those of one stage: `stages` says which, and `rank` counts on it.
+    In a pipeline, the devices of one stage: `stages` names it, and `rank` counts within it.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class ParallelMesh:
         hccl_buffers: Mapping[str, int] | None = None,
         places: Sequence[Mapping[str, int]] = (),
     ) -> ParallelMesh:
-        """Joins the processes that torchrun, or another launcher that `start_variables` knows, started. `backend` is
+        """Joins the processes started by torchrun, or by another launcher that `start_variables` knows. `backend` is
         gloo (CPU), nccl (CUDA) or hccl (Ascend).
 
-        `timeout_seconds`: of a collective, None for the backend's own. `part_stages`: of each part of the model, the
-        stage, where there are several; each has a mesh of these axes, or as `places` says. `host`: some of the model
-        lies in host memory, for which gloo joins the hosts, too. `hccl_buffers`: MB that HCCL takes twice for a group,
+        `timeout_seconds`: of a collective, None for the backend's own. `part_stages`: the stage of each part of the
+        model, if there are several; each has a mesh of these axes, or that in `places`. `host`: part of the model lies
+        in host memory, for which gloo joins the hosts, too. `hccl_buffers`: MB that HCCL allocates twice for a group,
         by its axes (`tp`, `dp+tp`).
         """
         take_start()
@@ -124,7 +124,7 @@ class ParallelMesh:
         connect: Callable[[ParallelMesh, tuple[str, ...]], Transport], device: torch.device, timeout: Timeout,
         host: bool,
     ) -> ParallelMesh:  # fmt: skip
-        """Each stage or place has its mesh; all ranks make all groups, in one order."""
+        """Mesh of this stage or place; all ranks create all groups, in one order."""
         firsts, rank = first_ranks(places), dist.get_rank()
         grids = [
             torch.arange(first, first + math.prod(axes.values())).reshape(tuple(axes.values()))
@@ -146,26 +146,26 @@ class ParallelMesh:
 
     @cached_property
     def labels(self) -> LabelShares:
-        """Of the micro-batch that runs."""
+        """Label shares of the running micro-batch."""
         return LabelShares()
 
     @property
     def global_rank(self) -> int:
-        """Over all stages."""
+        """Rank over all stages."""
         if self.stages is None:
             return self.rank
         return self.rank + self.stages.firsts[self.stages.index]
 
     @property
     def group_names(self) -> list[str]:
-        """Axes, joined by +, that something was communicated over, and each axis."""
+        """Axes, joined by +, that something was communicated over, and each single axis."""
         return ["+".join(names) for names in self._joined]
 
     def __getitem__(self, name: str) -> Axis:
         return self._joined[(name,)]
 
     def joint(self, names: Sequence[str]) -> Axis:
-        """Several axes as one (row-major). The first use of a set must be made by all ranks together."""
+        """Several axes as one (row-major). All ranks must make the first use of a set together."""
         key = tuple(name for name in self.axes if name in names)
         if key not in self._joined:
             index = 0
@@ -179,8 +179,8 @@ class ParallelMesh:
     def micro_batch(
         self, number: int, shares: Sequence[Tensor] = (), at: tuple[str, int] | None = None
     ) -> Iterator[None]:
-        """Around the forward of one: random numbers are its own. `shares`: of the step's labels, see `label_shares`.
-        `at`: of a slice of it, the axis and the coordinate that it is cut for."""
+        """Context of a micro-batch's forward, with its own random numbers. `shares`: of the step's labels, see
+        `label_shares`. `at`: for a slice of it, the axis and the coordinate of the slice."""
         moment, coordinates, self.slice_at = self.random.moment, self.coordinates, at
         if at is not None and self.random.exact:
             self.coordinates = coordinates | {at[0]: at[1]}
@@ -196,7 +196,7 @@ class ParallelMesh:
             self.labels.begin(())
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
-        """The ranks of every group along the axes `names`."""
+        """Ranks of every group along the axes `names`."""
         dims = [i for i, name in enumerate(self.axes) if name in names]
         ranks = torch.arange(math.prod(self.axes.values())).reshape(tuple(self.axes.values()))
         moved = ranks.movedim(dims, list(range(ranks.dim() - len(dims), ranks.dim())))
@@ -204,10 +204,10 @@ class ParallelMesh:
 
 
 def leave() -> None:
-    """Ends the process groups and waits for their threads; for when nothing refers to a mesh any more.
+    """Ends the process groups and waits for their threads; call it when nothing refers to a mesh any more.
 
-    A thread of gloo's may let go of a tensor some time after the collective. Where the interpreter is ending by then,
-    the process is aborted: "terminate called without an active exception". So groups must end, and not only be shut:
+    A thread of gloo's may free a tensor some time after the collective. If the interpreter is ending by then, the
+    process is aborted: "terminate called without an active exception". So groups must be destroyed, not only shut down:
     nothing may hold one, neither garbage nor DTensor's cache of layouts, which keeps the device mesh.
     """
     gc.collect()  # meshes, axes and models refer to each other
@@ -217,7 +217,7 @@ def leave() -> None:
 
 
 def _forget_layouts() -> None:
-    """Empties DTensor's caches, as `torch.distributed.tensor.debug` does, which imports dynamo and inductor."""
+    """Empties DTensor's caches, as `torch.distributed.tensor.debug` does, but without importing dynamo and inductor."""
     dispatcher = getattr(DTensor, "_op_dispatcher", None)
     propagate = getattr(getattr(dispatcher, "sharding_propagator", None), "propagate_op_sharding", None)
     in_python = getattr(propagate, "cache_clear", None)
@@ -228,14 +228,14 @@ def _forget_layouts() -> None:
 
 
 def _import_first() -> None:
-    """A module of torch whose functions take the group that is there when it is imported as a default, for ever.
+    """Imports a module of torch whose functions take the group that exists at import as their default for ever.
 
     `torch.distributed.optim` is another: it compiles TorchScript for half a second, and nothing here imports it."""
     import torch.distributed.nn  # noqa: F401
 
 
 def _host_mesh(devices: DeviceMesh) -> DeviceMesh:
-    """The same grid of hosts."""
+    """Mesh of the hosts, with the same grid."""
     names = devices.mesh_dim_names
     return init_device_mesh(HOST.type, tuple(devices.shape), mesh_dim_names=names)
 
@@ -268,7 +268,7 @@ def _connect_group(
 
 
 def _hccl_options(megabytes: int | None) -> Any:
-    """Of a group whose buffers have another size than HCCL_BUFFSIZE; None where nothing was said."""
+    """Options of a group whose buffer size differs from HCCL_BUFFSIZE; None for the default."""
     if megabytes is None:
         return None
     import torch_npu
@@ -279,15 +279,15 @@ def _hccl_options(megabytes: int | None) -> Any:
 
 
 def _timed(group: dist.ProcessGroup, timeout: Timeout) -> dist.ProcessGroup:
-    """A group of a device mesh has torch's own timeout, whatever that of all ranks is."""
+    """Sets the timeout of a device mesh's group, which has torch's own timeout, whatever that of all ranks is."""
     if timeout is not None:
         cast(Any, dist.distributed_c10d)._set_pg_timeout(timeout, group)
     return group
 
 
 def _place_groups(firsts: Sequence[int], timeout: Timeout) -> Callable[[tuple[int, ...]], Transport]:
-    """Groups of the devices of equal rank on several places, which have equal meshes. All ranks make all of them: torch
-    names a group that its members make alone by the number of groups they have, and other places have others."""
+    """Groups of the devices of equal rank on several places, which have equal meshes. All ranks create all of them:
+    torch names a group that only its members create by their number of groups, which differs between places."""
 
     def connect(places: tuple[int, ...]) -> Transport:
         size = firsts[places[0] + 1] - firsts[places[0]]

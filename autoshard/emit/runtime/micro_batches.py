@@ -1,11 +1,11 @@
-"""A step of several micro-batches: where each stands, and what share of a step's labels it has.
+"""Micro-batches of a step: the position of each, and its share of a step's labels.
 
-A mean over labels of which some are ignored is a mean over those of the whole step: what a micro-batch makes of its own
-labels counts by their number. The losses of the micro-batches, so weighted, have the step's loss as their mean.
+A mean over labels of which some are ignored is a mean over those of the whole step: a micro-batch's mean over its own
+labels is weighted by their number. The mean of the weighted losses is the step's loss.
 
-Devices of several kinds take unequal shares: each micro-batch is cut into slices, one for each coordinate of an axis,
-and a device computes as many slices as it is fast, one after another. Nothing is communicated over that axis before the
-sums of gradients at the end of the step.
+Devices of several kinds take unequal shares: each micro-batch is split into slices, one for each coordinate of an axis,
+and a device computes a number of slices that matches its speed, one after another. Nothing is communicated over that
+axis before the sums of gradients at the end of the step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Counts = Sequence[tuple[Sequence[str], int, str]]
 
 
 class Slice(NamedTuple):
-    """Micro-batch `number`, or of it what is cut for a coordinate of an axis: `at`."""
+    """Micro-batch `number`, or its slice for the coordinate of an axis, `at`."""
 
     number: int
     inputs: Sequence[Tensor]
@@ -35,15 +35,15 @@ class Slice(NamedTuple):
 
 
 class BatchShares(NamedTuple):
-    """`counts`: how many slices of a step each device along `axis` computes. `inputs`: of each the dim that is cut into
-    slices, whole as it is read, and the layout of a slice; None where it is in each slice as it is."""
+    """`counts`: slices of a step that each device along `axis` computes. `inputs`: for each, the dim that is split into
+    slices, whole as read, and the layout of a slice; None if every slice has the whole input."""
 
     axis: str
     counts: tuple[int, ...]
     inputs: Sequence[tuple[int, str] | None]
 
     def cut(self, inputs: Sequence[Tensor], coordinate: int, mesh: ParallelMesh) -> list[Tensor]:
-        """The slice for `coordinate` of a micro-batch as it is read."""
+        """Slice of a micro-batch, as read, for `coordinate`."""
         at, slices = mesh.coordinates | {self.axis: coordinate}, []
         for x, cut in zip(inputs, self.inputs, strict=True):
             if cut is not None:
@@ -53,7 +53,7 @@ class BatchShares(NamedTuple):
         return slices
 
     def own(self, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
-        """What this device computes of a step."""
+        """Slices of a step that this device computes."""
         here, size = mesh.coordinates[self.axis], mesh.axes[self.axis]
         first = sum(self.counts[:here])
         places = [divmod(first + n, size) for n in range(self.counts[here])]
@@ -61,14 +61,14 @@ class BatchShares(NamedTuple):
 
 
 def slices_of(shares: BatchShares | None, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
-    """What this device computes of a step; without unequal shares its part of every micro-batch."""
+    """Slices of a step that this device computes; without unequal shares, its part of every micro-batch."""
     if shares is not None:
         return shares.own(micro_batches, mesh)
     return [Slice(number, inputs) for number, inputs in enumerate(micro_batches)]
 
 
 def losses_of(results: Sequence[tuple[Tensor, ...]], slices: Sequence[Slice], micro_batches: int) -> list[Tensor]:
-    """The local loss of each micro-batch: the sum of those of its slices here, zero without any."""
+    """Local loss of each micro-batch: the sum over its slices here, zero without any."""
     losses = [torch.zeros((), device=results[0][0].device, dtype=results[0][0].dtype) for _ in range(micro_batches)]
     for outputs, piece in zip(results, slices, strict=True):
         losses[piece.number] = losses[piece.number] + outputs[0].detach()
@@ -76,7 +76,7 @@ def losses_of(results: Sequence[tuple[Tensor, ...]], slices: Sequence[Slice], mi
 
 
 def counted_over(count: Tensor, rows: Sequence[Axis]) -> Tensor:
-    """The sum over the axes that cut rows; of a slice without the axis that cuts it, see `label_shares`."""
+    """Sum over the axes that shard rows; for a slice, without the axis that slices, see `label_shares`."""
     for axis in rows:
         if axis.mesh.slice_at is None or axis.name != axis.mesh.slice_at[0]:
             count = reduced(count, axis)
@@ -84,14 +84,14 @@ def counted_over(count: Tensor, rows: Sequence[Axis]) -> Tensor:
 
 
 class LabelShares:
-    """Of the micro-batch that runs, for each of its losses in turn: its labels by the mean of all micro-batches."""
+    """Label shares of the running micro-batch, one per loss in turn: its labels over the micro-batches' mean."""
 
     def __init__(self) -> None:
         self._shares: Sequence[Tensor] = ()
         self._next = 0
 
     def begin(self, shares: Sequence[Tensor]) -> None:
-        """Of the next forward; without any, losses are means over their own labels."""
+        """Sets the shares of the next forward; without any, losses are means over their own labels."""
         self._shares, self._next = shares, 0
 
     def take(self) -> Tensor | None:
@@ -102,7 +102,7 @@ class LabelShares:
 
 
 def counted(loss: Tensor, labels: LabelShares) -> Tensor:
-    """A mean over the labels of this micro-batch that counts by their number. Without labels it is zero, not 0 / 0."""
+    """Mean over this micro-batch's labels, weighted by their number. Without labels it is zero, not 0 / 0."""
     share = labels.take()
     if share is None:
         return loss
@@ -110,7 +110,7 @@ def counted(loss: Tensor, labels: LabelShares) -> Tensor:
 
 
 def _amount(labels: Tensor, ignored: int, weights: Tensor | None) -> Tensor:
-    """How many labels count, or the weights of their classes."""
+    """Number of labels that are not ignored, or the weights of their classes."""
     valid = labels != ignored
     return valid.sum() if weights is None else (weights[torch.where(valid, labels, 0)] * valid).sum()
 
@@ -120,11 +120,11 @@ def label_shares(
     mesh: ParallelMesh, labels: Sequence[Sequence[Tensor]], counts: Counts, weights: Mapping[str, Tensor],
     sliced: str = "", micro_batches: int = 0,
 ) -> list[list[Tensor]]:  # fmt: skip
-    """`labels`: local ones, of each micro-batch and loss; `weights`: whole ones, of classes, by name. One small
-    all-reduce a loss for all micro-batches.
+    """`labels`: local ones, for each micro-batch and loss; `weights`: whole class weights, by name. Takes one small
+    all-reduce per loss for all micro-batches.
 
-    `sliced`: the axis along which devices compute slices of `micro_batches`, of which these are the labels here; a
-    slice's loss is a mean over its own labels."""
+    `sliced`: the axis along which devices compute slices of `micro_batches`, whose labels here these are; a slice's
+    loss is a mean over its own labels."""
     shares: list[list[Tensor]] = [[] for _ in labels]
     for loss, (axes, ignored, name) in enumerate(counts):
         own_weights = weights[name] if name else None

@@ -1,6 +1,6 @@
-"""Steps whose loss or gradients are no numbers: left out or the end of the run, never an update, never a checkpoint.
+"""Steps with a non-finite loss or gradients: skipped, or the end of the run; never an update, never a checkpoint.
 
-All devices decide alike: the gradients' norm is one number on all of them, and the loss is summed beside it.
+All devices decide alike: the gradients' norm is the same number on all, and the loss is summed along with it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LEAST_SCALE = _FLOAT16.smallest_normal * _FLOAT16.eps  # of a loss: what overflo
 
 
 class NonFinite(Exception):
-    """The run ends: on all devices, in the same step."""
+    """Ends the run, on all devices in the same step."""
 
 
 def start_loss_sum(
     mesh: ParallelMesh, loss: Tensor, axes: Sequence[str], counts: Sequence[float] = ()
 ) -> Callable[[], Tensor]:
-    """The loss of the global batch, from the partial sum of each device over `axes`. The call waits for it.
+    """Loss of the global batch, from each device's partial sum over `axes`. Calling the returned function waits for it.
 
     With `counts`, their sums over all devices follow it.
     """
@@ -57,11 +57,11 @@ def start_loss_sum(
 
 
 class FiniteSteps:
-    """Judges each step before its update. `most`: so many in a row are left out; one more raises NonFinite.
+    """Judges each step before its update. `most`: number of consecutive steps to skip; one more raises NonFinite.
 
-    In float16, gradients that overflow under the scale of a finite loss are the scaler's business, and don't count.
-    `buffers`: those that a forward updates, which a step that is left out must leave as they were. `counts`: numbers of
-    this device, whose sums over all are `sums` after each step: what all must agree on costs no collective of its own.
+    In float16, gradients that overflow under the scale of a finite loss are left to the scaler, and don't count.
+    `buffers`: those that a forward updates; a skipped step must not change them. `counts`: numbers of this device,
+    whose sums over all are `sums` after each step: agreeing on something costs no separate collective.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class FiniteSteps:
         self.in_a_row, self.left_out, self.loss, self.norm = 0, 0, 0.0, 0.0
 
     def before(self) -> None:
-        """The forward, where it updates buffers."""
+        """Saves the buffers before a forward that updates them."""
         if self.most and self.buffers is not None:
             self.kept = [(local(buffer), local(buffer).clone()) for buffer in self.buffers]
 
     def begin(self, loss: Tensor) -> None:
-        """Beside the norm, the loss is summed."""
+        """Starts the sum of the loss, in parallel to the norm."""
         self.whole = start_loss_sum(self.mesh, loss, self.loss_axes, self.counts())
 
     def accepts(self, norm: Tensor) -> bool:
-        """Whether the optimizer may step. On all devices alike."""
+        """May the optimizer step? The same answer on all devices."""
         self.loss, *self.sums = self.whole().reshape(-1).tolist()
         self.norm = float(norm)
         if math.isfinite(self.loss) and math.isfinite(self.norm):
@@ -110,7 +110,7 @@ class FiniteSteps:
         return f"loss {self.loss:.6f}, gradient norm {self.norm:.4f}"
 
     def check_saved(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """NonFinite where what would be saved holds what is no number, on any device. All must call it."""
+        """Raises NonFinite if the values to save are not finite, on any device. All must call it."""
         bad_name = next((name for name, x in _saved(model, optimizer) if not _is_finite(x)), "")
         bad = torch.tensor(float(bool(bad_name)), device=self.mesh.device)
         self.mesh.joint(tuple(self.mesh.axes)).transport.all_reduce(bad, "max")()
@@ -122,7 +122,7 @@ class FiniteSteps:
 
 
 def _saved(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """What an update has changed; buffers may hold inf, as masks do."""
+    """Values that an update has changed; not buffers, which may hold inf, as masks do."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             yield sharding(parameter).name, parameter

@@ -1,7 +1,7 @@
-"""Softmax and norms whose normalised dims are cut, and batch norm over a cut batch: the statistics are of the whole.
+"""Softmax, norms over sharded dims, and batch norm over a sharded batch, with the statistics of the whole tensor.
 
-Means and variances are combined from those of every device (Chan, Golub, LeVeque 1983), in one collective an axis: no
-difference of large sums is taken, and every device ends with the same bits.
+Means and variances of all devices are combined (Chan, Golub, LeVeque 1983), in one collective per axis: no difference
+of large sums is taken, and every device gets the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _moments(x: Tensor, dims: Sequence[int], axes: Sequence[Axis], count: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance (of the population) over `dims`, kept as 1, of the `count` numbers on all devices."""
+    """Mean and variance (of the population) over `dims`, kept as size 1, of the `count` numbers on all devices."""
     variance, mean = torch.var_mean(x, tuple(dims), correction=0, keepdim=True)
     local_count = x.numel() // mean.numel()
     flat = torch.cat([mean.new_tensor([local_count]), mean.reshape(-1), variance.reshape(-1) * local_count])
@@ -36,7 +36,7 @@ def _moments(x: Tensor, dims: Sequence[int], axes: Sequence[Axis], count: int) -
 
 
 def _means(values: Sequence[Tensor], dims: Sequence[int], axes: Sequence[Axis], count: int) -> list[Tensor]:
-    """Means over `dims` (kept) of several tensors of one shape, in one collective an axis."""
+    """Means over `dims` (kept) of several tensors of one shape, in one collective per axis."""
     sums = torch.stack([value.sum(tuple(dims), keepdim=True) for value in values])
     for axis in axes:
         sums = reduced(sums, axis)
@@ -100,7 +100,7 @@ def parallel_layer_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, dims: int, count: int,
     eps: float, features: Sequence[Axis],
 ) -> Tensor:  # fmt: skip
-    """Layer norm over the last `dims` dims (`count` numbers), which `features` cut, and weight and bias too."""
+    """Layer norm over the last `dims` dims (`count` numbers), which `features` shard, as well as weight and bias."""
     last = tuple(range(x.dim() - dims, x.dim()))
     return _affine(_Standardise.apply(x, last, eps, tuple(features), count)[0], weight, bias)
 
@@ -108,7 +108,7 @@ def parallel_layer_norm(
 def parallel_rms_norm(
     x: Tensor, weight: Tensor | None = None, *, dims: int, count: int, eps: float | None, features: Sequence[Axis]
 ) -> Tensor:
-    """RMS norm over the last `dims` dims (`count` numbers), which `features` cut; the weight is cut with them."""
+    """RMS norm over the last `dims` dims (`count` numbers), which `features` shard, as well as the weight."""
     last = tuple(range(x.dim() - dims, x.dim()))
     small = torch.finfo(x.dtype).eps if eps is None else eps
     return _affine(cast(Tensor, _Rms.apply(x, last, small, tuple(features), count)), weight, None)
@@ -118,7 +118,7 @@ def parallel_group_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, groups: int, count: int,
     eps: float, features: Sequence[Axis],
 ) -> Tensor:  # fmt: skip
-    """Group norm with `groups` groups on this device, each of `count` numbers, which `features` cut."""
+    """Group norm with `groups` groups on this device, each of `count` numbers, which `features` shard."""
     y = _Standardise.apply(x.reshape(len(x), groups, -1), (2,), eps, tuple(features), count)[0]
     shape = (-1, *[1] * (x.dim() - 2))
     weight, bias = (t if t is None else t.view(shape) for t in (weight, bias))
@@ -129,10 +129,10 @@ def synchronised_batch_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, mean: Tensor | None = None,
     variance: Tensor | None = None, *, count: int, momentum: float, eps: float, batch: Sequence[Axis],
 ) -> Tensor | tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Batch norm by the statistics of all samples and positions (`count` a channel), which `batch` cuts.
+    """Batch norm by the statistics of all samples and positions (`count` per channel), which `batch` shards.
 
-    With running statistics, also their new values, the same on every device. The result is as `x` is, whatever the
-    weights are.
+    With running statistics, also returns their new values, the same on every device. The result has the dtype of `x`,
+    whatever that of the weights.
     """
     dims = (0, *range(2, x.dim()))
     y, own_mean, own_variance = _Standardise.apply(x, dims, eps, tuple(batch), count)
@@ -177,10 +177,10 @@ class _Softmax(torch.autograd.Function):
 
 
 def parallel_softmax(x: Tensor, *, dim: int, classes: Sequence[Axis], dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax along a dim that `classes` cut."""
+    """Softmax along a dim that `classes` shard."""
     return cast(Tensor, _Softmax.apply(x if dtype is None else x.to(dtype), dim, False, tuple(classes)))
 
 
 def parallel_log_softmax(x: Tensor, *, dim: int, classes: Sequence[Axis], dtype: torch.dtype | None = None) -> Tensor:
-    """Logarithm of the softmax along a dim that `classes` cut."""
+    """Logarithm of the softmax along a dim that `classes` shard."""
     return cast(Tensor, _Softmax.apply(x if dtype is None else x.to(dtype), dim, True, tuple(classes)))

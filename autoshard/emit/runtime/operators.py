@@ -1,6 +1,6 @@
 """Embeddings and means whose shards are joined.
 
-`vocabulary`: the axes that cut the rows of a table, each what the one before left.
+`vocabulary`: the axes that shard the rows of a table, each splitting what the previous one left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .axis import Axis, shard_bounds
 
 
 def vocabulary_range(vocabulary: Sequence[Axis], size: int, parts: tuple[int, ...] = ()) -> tuple[int, int]:
-    """The [start, stop) of the classes on this device: each axis cuts what the one before left; or as `parts` says."""
+    """[start, stop) of the classes on this device: each axis splits what the previous one left; or as in `parts`."""
     if parts:
         return shard_bounds(size, vocabulary[0], parts)
     start, stop = 0, size
@@ -41,7 +41,7 @@ def vocabulary_parallel_embedding(
     parts: tuple[int, ...] = (),
 ) -> Tensor:  # fmt: skip
     """Rows of the local part of the table, zero for ids of other devices: a partial sum over `vocabulary`. `parts`:
-    how many rows each device has, where they are not equal."""
+    rows per device, if they are not equal."""
     start, stop = vocabulary_range(vocabulary, size, parts)
     if start == stop:
         return weight.sum(0).expand(*ids.shape, weight.shape[1])  # zeros that autograd still connects to the weight

@@ -1,7 +1,7 @@
-"""torch's optimizers, stepping on what this device holds. Parameters and state stay DTensors outside of a step.
+"""torch's optimizers, stepping on local tensors. Parameters and state stay DTensors outside of a step.
 
-Updates are element by element, so the plain local tensors give the same numbers; DTensor's dispatch of the one fused
-operator over all parameters takes longer than the operator.
+Updates are elementwise, so the plain local tensors give the same numbers; DTensor's dispatch of the one fused operator
+over all parameters takes longer than the operator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _held(value: Tensor | None) -> Tensor | None:
 
 
 class _OnLocalTensors:
-    """Mixed into an optimizer, whose `_init_group` fills lists of parameters, gradients and state for its step."""
+    """Mixin for an optimizer whose `_init_group` fills lists of parameters, gradients and state for its step."""
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
         result = super()._init_group(group, *lists)  # type: ignore[misc]
@@ -36,4 +36,4 @@ class AdamW(_OnLocalTensors, torch.optim.AdamW):
 
 
 class SGD(_OnLocalTensors, torch.optim.SGD):
-    """torch.optim.SGD on local tensors; with momentum as torch has it."""
+    """torch.optim.SGD on local tensors; with momentum, torch's own step."""

@@ -1,4 +1,4 @@
-"""Parameters: DTensors with plain shards, so that optimizers and checkpoints are the ordinary ones."""
+"""Parameters: DTensors with plain shards, so that ordinary optimizers and checkpoints work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .mesh import ParallelMesh
 
 
 class Saved(Protocol):
-    """A whole tensor that is read in parts, see `weight_files`."""
+    """A whole tensor that can be read in parts, see `weight_files`."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -32,7 +32,7 @@ Whole: TypeAlias = Tensor | Saved
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a parameter is held. `split_shape` is `shape` with some dims unflattened: (3 * 4 * 8, 9) as (3, 4, 8, 9)."""
+    """Layout of a parameter. `split_shape` is `shape` with some dims unflattened: (3 * 4 * 8, 9) as (3, 4, 8, 9)."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,12 +44,12 @@ class Sharding:
 
     @cached_property
     def local_shape(self) -> tuple[int, ...]:
-        """Of what this device holds, in dims of `split_shape`."""
+        """Shape of this device's part, in dims of `split_shape`."""
         return tuple(len(index) for index in self._split_held)
 
     @cached_property
     def held(self) -> list[Tensor]:
-        """Along each dim of `shape`, the indices that this device holds, rising."""
+        """Indices that this device holds along each dim of `shape`, ascending."""
         if 0 in self.shape:  # its length does not tell one dim from another
             return self._split_held if self.split_shape == self.shape else [torch.arange(size) for size in self.shape]
         held, split = [], list(zip(self.split_shape, self._split_held, strict=True))
@@ -67,7 +67,7 @@ class Sharding:
 
     @cached_property
     def uneven(self) -> bool:
-        """Is it in parts of given lengths, of which DTensor knows nothing?"""
+        """Is it in parts of given lengths, which DTensor does not support?"""
         return any(isinstance(unit, tuple) for *_, unit in shard_cuts(self.layout, self.mesh))
 
     @cached_property
@@ -76,7 +76,7 @@ class Sharding:
         return tuple(axis.name for axis, *_ in shard_cuts(self.layout, self.mesh))
 
     def part(self, full: Whole) -> Tensor:
-        """What this device holds of the whole tensor, of which no more is read than there must be."""
+        """This device's part of the whole tensor, of which no more is read than necessary."""
         if not isinstance(full, Tensor):
             held = self.held
             spans = [(int(index[0]), int(index[-1]) + 1) if len(index) else (0, 0) for index in held]
@@ -96,10 +96,10 @@ def shard_buffer(
     split_shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32, ties: Sequence[str] = (),
     init: Sequence[str | float] = (), host: bool = False, uneven: bool = False,
 ) -> Tensor:  # fmt: skip
-    """An uninitialised tensor that has layout `layout` says on `split_shape` (default: `shape`).
+    """An uninitialised tensor with layout `layout` on `split_shape` (default: `shape`).
 
-    `init` is what `init_parameters` will do to it. `host`: in the memory of the device's host. `uneven`:
-    in parts of given lengths.
+    `init`: the recipe that `init_parameters` applies to it. `host`: in the memory of the device's host. `uneven`: in
+    parts of given lengths.
     """
     if mesh.reused is not None:
         return mesh.reused[name]
@@ -126,7 +126,7 @@ def shard_parameter(
     dtype: torch.dtype = torch.float32, ties: Sequence[str] = (), init: Sequence[str | float] = (),
     trainable: bool = True, host: bool = False, uneven: bool = False,
 ) -> nn.Parameter:  # fmt: skip
-    """The same as a parameter. `name` and `ties` are its names in the original state dict."""
+    """`shard_buffer` as a parameter. `name` and `ties` are its names in the original state dict."""
     held = shard_buffer(
         name, shape, layout, mesh, split_shape=split_shape, dtype=dtype, ties=ties, init=init, host=host, uneven=uneven
     )
@@ -141,7 +141,7 @@ def shard_parameter(
 
 
 def _correct(tensor: Tensor) -> None:
-    """DTensor takes all shards to be of torch.chunk's sizes: what it would gather of unequal parts is wrong."""
+    """Replaces DTensor's gather, which assumes shards of torch.chunk's sizes and is wrong for unequal parts."""
     if not isinstance(tensor, DTensor):
         return
 
@@ -163,13 +163,13 @@ def assign(tensor: Tensor, full: Whole) -> None:
 
 
 def whole_tensors(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """Parameters and buffers of these original names, whole; every rank must ask for the same."""
+    """Whole parameters and buffers of these original names; every rank must ask for the same."""
     stored, wanted = [*model.parameters(), *model.buffers()], {*names}
     return {sharding(tensor).name: full_tensor(tensor) for tensor in stored if sharding(tensor).name in wanted}
 
 
 @torch.no_grad()
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole of a sharded parameter or buffer in its original shape; every rank must call it."""
+    """Whole parameter or buffer in its original shape; every rank must call it."""
     spec = sharding(tensor)
     return full_value(local(tensor), spec.split_shape, spec.layout, spec.mesh).reshape(spec.shape)

@@ -1,12 +1,12 @@
 """The micro-batches of a step through the parts of a model on its stages or places, a chain or any other graph.
 
-A value travels straight from the place that makes it to each place that reads it, once to each; its gradients come back
-the same way and are added up. All places keep to one order of slots (SLOTS), and between two places messages are sent
-and received in the order in which that has their makers, both directions together: no place waits for one that waits
-for it. A send is waited for once its reader has sent what it made after reading (gloo says of none that it has ended),
-or at the end of the step. Between places of different meshes each device sends what the other one's layout needs of it:
-see `between_meshes`. What parts are given is known beforehand (`Handed`), and every place has the inputs of all
-micro-batches; only what is made of them travels.
+A value travels directly from the place that makes it to each place that reads it, once to each; its gradients come back
+the same way and are added up. All places follow one order of slots (SLOTS); between two places, messages in both
+directions are sent and received in the order of the slots that make them, so that no two places wait for each other. A
+send is waited for once its reader has sent something made after reading (gloo does not report a send's end), or at the
+end of the step. Between places of different meshes each device sends what the other one's layout needs: see
+`between_meshes`. The inputs of parts are known beforehand (`Handed`), and every place has the inputs of all
+micro-batches; only values computed from them travel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sources = Sequence[Sequence[tuple[int, int]]]  # of each part's values handed: (
 
 
 class Handed(NamedTuple):
-    """A value that a part is given: its global shape, dtype, layout, and if it carries a gradient.
+    """A value that a part receives: its global shape, dtype, layout, and whether it carries a gradient.
 
     `at`: the shape at other dynamic sizes, which each rank computes: none is sent.
     """
@@ -43,11 +43,11 @@ class Handed(NamedTuple):
     at: Callable[..., tuple[int, ...]] | None = None
 
     def whole(self, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """The global shape; as planned, or at these sizes."""
+        """Global shape; as planned, or at these sizes."""
         return self.shape if self.at is None or not sizes else self.at(**sizes)
 
     def local(self, mesh: ParallelMesh, sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """The shape of this rank's part of it; as planned, or at these sizes."""
+        """Shape of this rank's part; as planned, or at these sizes."""
         return tuple(len(held_indices(size, dim, self.layout, mesh)) for dim, size in enumerate(self.whole(sizes)))
 
 
@@ -71,7 +71,7 @@ class PlaceMessage(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How a value lies where it is sent from, all that travels, and whether a sum is made before."""
+    """Layout of a value at its sender, all pieces that travel, and whether a partial sum is added up before."""
 
     first: MeshLayout
     pieces: tuple[Piece, ...]
@@ -79,15 +79,15 @@ class Way(NamedTuple):
 
 
 def read_slots(text: str) -> list[PlaceSlot]:
-    """`F0.2 B0.2`: micro-batch 0 through part 2, there and back."""
+    """Slots of a text: `F0.2 B0.2` is micro-batch 0 through part 2, forward and backward."""
     pairs = [(word[0], *word[1:].split(".")) for word in text.split()]
     return [PlaceSlot(kind, int(micro_batch), int(part)) for kind, micro_batch, part in pairs]
 
 
 class Routes:
-    """Which messages each slot needs and sends. `handed[n]`, `sources[n]`: what part n is given, and whence. `turn`:
-    the place of a slot in the order; `made`, `read`: those of the slot that makes a message, and of the first that
-    reads it."""
+    """Messages that each slot needs and sends. `handed[n]`, `sources[n]`: the inputs of part n, and their sources.
+    `turn`: the position of a slot in the order; `made`, `read`: that of the slot that makes a message, and of the first
+    that reads it."""
 
     def __init__(
         self, slots: Sequence[PlaceSlot], part_places: Sequence[int], handed: Sequence[Sequence[Handed]],
@@ -139,15 +139,15 @@ class Routes:
                 self.between[here].setdefault(there, []).append(message)
 
     def uses(self, place: int) -> Counter[PlaceMessage]:
-        """How many parts of a place read what it receives."""
+        """Number of parts of a place that read each message it receives."""
         received = (needs for slot, needs in self.needs.items() if self.part_places[slot.part] == place)
         return Counter(message for needs in received for message in needs)
 
 
 class Places:
-    """The parts of the model on this place. `specs[n]`: the layouts of what part n gives; `inputs[n]`: the positions of
-    the model's inputs that it takes; `labels[n]`: those of its losses among all that are means over labels; `loss_part`
-    makes the loss. `ahead`: a receive is posted once its maker stands before in the order, and not as it is needed."""
+    """The parts of the model on this place. `specs[n]`: the layouts of part n's outputs; `inputs[n]`: the positions of
+    its inputs among the model's; `labels[n]`: those of its losses among all that are means over labels; `loss_part`
+    makes the loss. `ahead`: a receive is posted once its maker's turn in the order is past, not when it is needed."""
 
     def __init__(
         self, parts: nn.ModuleList, mesh: ParallelMesh, slots: str, part_places: Sequence[int], loss_part: int,
@@ -175,8 +175,8 @@ class Places:
             self._connect()
 
     def _connect(self) -> None:
-        """Opens the connections, pair after pair in one order on all devices. NCCL opens one as both ends come to its
-        first message, and waits for the other: at that time a third device may wait for this one."""
+        """Opens the connections, pair after pair in one order on all devices. NCCL opens one when both ends reach its
+        first message, and each waits for the other; meanwhile a third device may be waiting for this one."""
         rank, firsts = self.mesh.rank + self.stages.firsts[self.place], self.stages.firsts
         pairs: set[tuple[int, int]] = set()
         for message in self.training.made:
@@ -192,7 +192,7 @@ class Places:
                 self.transport.send(x, pair[1]).wait() if rank == pair[0] else self.transport.receive(x, pair[0])()
 
     def way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
-        """Of a message."""
+        """Layout and pieces of a message."""
         key = (message.kind, *message[2:])
         if sizes:
             return self._way(message, sizes)
@@ -216,19 +216,19 @@ class Places:
         scaler: LossScaler | None = None,
         sizes: Sequence[Mapping[str, int]] = (),
     ) -> list[Tensor]:
-        """Forward and backward of all; the gradients are those of the mean of the losses (by the scale of `scaler`).
-        Returns the losses on the place that makes them, elsewhere nothing. `shares`: see `label_shares`, where it
-        `counts_labels`. `sizes`: the dynamic ones of each micro-batch."""
+        """Forward and backward of all micro-batches; gradients are of the mean of the losses (times the scale of
+        `scaler`). Returns the losses on the place that makes them, elsewhere nothing. `shares`: see `label_shares`, if
+        it `counts_labels`. `sizes`: the dynamic ones of each micro-batch."""
         return _PlacedStep(self, self.training, micro_batches, shares, scaler, sizes).run()
 
     @torch.no_grad()
     def evaluate(self, inputs: Sequence[Tensor], sizes: Mapping[str, int] | None = None) -> list[Tensor]:
-        """The loss of one micro-batch on the place that makes it, elsewhere nothing."""
+        """Loss of one micro-batch on the place that makes it, elsewhere nothing."""
         return _PlacedStep(self, self.evaluation, [inputs], (), None, [sizes] if sizes else ()).run()
 
 
 class _PlacedStep:
-    """One step: what has been made, received and sent so far."""
+    """State of one step: the values made, received and sent so far."""
 
     def __init__(
         self, places: Places, routes: Routes, micro_batches: Sequence[Sequence[Tensor]],
@@ -309,7 +309,7 @@ class _PlacedStep:
                 self.gradients[(m, *source)] = leaf_grad if known is None else known + leaf_grad
 
     def _taken(self, message: PlaceMessage) -> Tensor:
-        """What has arrived, let go where no other part here reads it."""
+        """A received value, freed if no other part here reads it."""
         self.uses[message] -= 1
         return self.arrived[message] if self.uses[message] else self.arrived.pop(message)
 
@@ -318,13 +318,13 @@ class _PlacedStep:
         return message.place if maker == self.places.place else maker
 
     def _receive_ahead(self, turn: int) -> None:
-        """Posts the receives of what is made before `turn`; what this place sends before has been sent."""
+        """Posts the receives of values made before `turn`; what this place sends earlier has been sent."""
         for peer, waiting in self.waiting.items():
             while waiting and self.routes.made[waiting[0]] < turn:
                 self._post(peer, waiting[0])
 
     def _receive(self, message: PlaceMessage) -> None:
-        """Once it is there, `arrived` has it."""
+        """Waits for a message and puts it into `arrived`."""
         if message in self.arrived:
             return
         peer = self._peer(message)
@@ -338,7 +338,7 @@ class _PlacedStep:
         self.arrived[message] = put(self._shape(message), received, self.places.mesh.device, self._dtype(message))
 
     def _let_go(self, peer: int, turn: int) -> None:
-        """Of what `peer` read up to `turn`, after which it has sent something that is here."""
+        """Frees sends that `peer` read up to `turn`: it has sent something after that, which is here."""
         pending = []
         for send in self.sent:
             if send[0] == peer and send[1] <= turn:
@@ -355,7 +355,7 @@ class _PlacedStep:
         self._post(self._peer(message), message, value)
 
     def _post(self, peer: int, message: PlaceMessage, value: Tensor | None = None) -> None:
-        """All messages of this pair of places up to this one."""
+        """Posts all messages of this pair of places up to this one."""
         places = self.places
         transport, first, here = places.transport, places.stages.firsts[peer], places.mesh.rank
         while waiting := self.waiting[peer]:
@@ -380,7 +380,7 @@ class _PlacedStep:
         raise AssertionError(f"{message} is not a message between these places, or was sent before")
 
     def _shape(self, message: PlaceMessage) -> tuple[int, ...]:
-        """Of a value, or its gradient, on this rank."""
+        """Shape of a value, or its gradient, on this rank."""
         kind, m, part, position, _ = message
         if kind == "B":
             return tuple(self.made[m, part][position].shape)

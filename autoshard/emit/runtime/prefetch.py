@@ -1,4 +1,4 @@
-"""Batches read ahead of their use by a thread, and copied to the device from pinned memory."""
+"""Batches read ahead by a thread, and copied to the device from pinned memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Read = tuple[list[Tensor], Any, int]
 
 
 class Prefetched(Iterator[list[Tensor]]):
-    """What `reading` yields, on `device`, up to `ahead` of them early. `state`: after the batch that was taken last;
-    `ends`: how often what is read had ended before it.
+    """Batches of `reading`, on `device`, up to `ahead` of them early. `state`: the state after the batch that was taken
+    last; `ends`: how often the data had ended before it.
 
-    An error of the reading is raised where its batch would have been taken.
+    An error of the reading is raised when its batch is taken.
     """
 
     def __init__(self, reading: Iterator[Read], device: torch.device, ahead: int) -> None:
@@ -41,7 +41,7 @@ class Prefetched(Iterator[list[Tensor]]):
         return [x.to(self.device, non_blocking=True) for x in batch]
 
     def of_step(self, count: int) -> list[list[Tensor]]:
-        """The next `count` of them. `ends_of_step`: one number for where what is read ended before them."""
+        """The next `count` batches. `ends_of_step`: a number that tells where the data ended before them."""
         ends, batches = 0, []
         for _ in range(count):
             batches.append(next(self))
@@ -50,7 +50,7 @@ class Prefetched(Iterator[list[Tensor]]):
         return batches
 
     def close(self) -> None:
-        """Ends the thread, which else would hold what it reads from: at the latest after the batch that it reads."""
+        """Ends the thread, at the latest after the batch that it reads: else it would keep what it reads from open."""
         self.closed.set()
         while self.thread is not None and self.queue is not None and self.thread.is_alive():
             with contextlib.suppress(queue.Empty):

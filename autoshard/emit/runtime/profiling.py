@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 def profiling(
     folder: str | None, first: int, last: int, rank: int, device: torch.device
 ) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called after each step; those from `first` to `last`, counted from 1, are recorded.
+    """Yields a function to call after each step; steps from `first` to `last`, counted from 1, are recorded.
 
-    Writes `folder`/rank-N.json; without a folder nothing is recorded. The step before the first is thrown away: in it
-    the profiler warms up.
+    Writes `folder`/rank-N.json; without a folder nothing is recorded. The step before the first is discarded: the
+    profiler warms up in it.
     """
     if folder is None:
         yield lambda: None

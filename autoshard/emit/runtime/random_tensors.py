@@ -1,6 +1,6 @@
 """Random operators other than dropout and attention: replicas agree, shards differ.
 
-`index` numbers a random operator, `shape` and `layout` are global: those of what is drawn.
+`index` numbers a random operator; `shape` and `layout` are the global ones of the random tensor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _values(
 
 
 def _unit(bits: Tensor, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
-    """Numbers between 0 and 1 of 53 random bits, or of the 24 of them that a float32 holds."""
+    """Numbers between 0 and 1 from 53 random bits, or from the 24 of them that a float32 holds."""
     mantissa = 53 if dtype == torch.float64 else 24
     return ((bits >> 53 - mantissa).to(dtype) + offset) / 2**mantissa
 
@@ -76,19 +76,19 @@ def random_tensor(
     random: Random, *, kind: str, first: float, second: float, dtype: torch.dtype, index: int, shape: Sequence[int],
     layout: str,
 ) -> Tensor:  # fmt: skip
-    """The local part of a random tensor, see `exact_values` for its kinds."""
+    """Local part of a random tensor; see `exact_values` for its kinds."""
     return _drawn(random, index, shape, layout, kind, first, second).to(dtype)
 
 
 def random_bernoulli(p: Tensor, random: Random, *, index: int, shape: Sequence[int], layout: str) -> Tensor:
-    """One with the probability that `p` has there, else zero."""
+    """One with the probability in `p`, else zero."""
     return (_drawn(random, index, shape, layout, "uniform", 0.0, 1.0).to(p.dtype) < p).to(p.dtype)
 
 
 def random_noise(
     x: Tensor, random: Random, *, p: float, alpha: bool, index: int, shape: Sequence[int], layout: str
 ) -> Tensor:
-    """Dropout that keeps mean and variance (`alpha`), or drops whole features: `shape` has ones along these."""
+    """Dropout that keeps mean and variance (`alpha`), or drops whole features: `shape` is one along their dims."""
     if not random.training:
         return x
     noise = _drawn(random, index, shape, layout, "bernoulli", 1 - p, 0.0).to(x.dtype)
@@ -98,7 +98,7 @@ def random_noise(
 
 
 def scaled_noise(noise: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Alpha dropout's factor and offset."""
+    """Factor and offset of alpha dropout."""
     scale = ((_ALPHA**2 * p + 1) * (1 - p)) ** -0.5
     return noise * scale, (noise - 1) * (_ALPHA * scale) + _ALPHA * scale * p
 
@@ -107,7 +107,7 @@ def random_multinomial(
     p: Tensor, random: Random, *, num_samples: int, replacement: bool = False, index: int, shape: Sequence[int],
     layout: str,
 ) -> Tensor:  # fmt: skip
-    """Indices drawn by the weights in the last dim, which is whole."""
+    """Indices drawn by the weights in the last dim, which is not sharded."""
     if not random.exact and not torch.compiler.is_compiling():
         with random.fork(index, layout) as generator:
             return torch.multinomial(p, num_samples, replacement, generator=generator)
@@ -117,7 +117,7 @@ def random_multinomial(
 
 
 def chosen(p: Tensor, uniform: Tensor, num_samples: int, replacement: bool) -> Tensor:
-    """The indices that these uniform numbers choose."""
+    """Indices selected by these uniform numbers."""
     if replacement:
         ends = p.cumsum(-1)
         return torch.searchsorted(ends, uniform * ends[..., -1:], right=True).clamp(max=p.shape[-1] - 1)

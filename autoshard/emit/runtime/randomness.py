@@ -22,13 +22,13 @@ Step = int | tuple[Any, int]  # a micro-batch but the first: (step, number)
 
 
 def _constant_when_compiled(function: Callable[..., Any]) -> Any:
-    """As `torch.compiler.assume_constant_result`, which imports all of dynamo to set this attribute."""
+    """Does what `torch.compiler.assume_constant_result` does, which imports all of dynamo to set this attribute."""
     cast(Any, function)._dynamo_marked_constant = True
     return function
 
 
 class Moment(NamedTuple):
-    """Of a training run: what all random numbers of one micro-batch have in common."""
+    """State of a training run that all random numbers of one micro-batch depend on."""
 
     seed: int
     step: Step
@@ -37,9 +37,9 @@ class Moment(NamedTuple):
 
 
 class Random:
-    """The seed of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks).
+    """Seed and step of all dropout. With `exact`, masks depend on global positions only, not on the mesh (for checks).
 
-    `training` False: dropout lets everything pass, for evaluation.
+    `training` False: dropout is off, for evaluation.
     """
 
     def __init__(self, mesh: ParallelMesh, seed: int = 0, step: Step = 0, exact: bool = False) -> None:
@@ -71,7 +71,7 @@ class Random:
 
     @_constant_when_compiled
     def place(self, index: object, layout: str) -> int:
-        """The hash of an operator and of its shard here, by the coordinates of the sharding axes; made once."""
+        """Hash of an operator and of its shard here, by the coordinates of the sharding axes; cached."""
         place = self._places.get((index, layout))
         if place is None:
             shards = [(axis.name, axis.index) for axis, *_ in shard_cuts(layout, self.mesh)]
@@ -80,7 +80,7 @@ class Random:
 
     @_constant_when_compiled
     def sizes(self, shape: Sequence[int], layout: str) -> tuple[int, ...]:
-        """Of the shard that is held here."""
+        """Shape of the shard that is held here."""
         return tuple(len(held_indices(size, dim, layout, self.mesh)) for dim, size in enumerate(shape))
 
     def generator_seed(self, index: int, layout: str) -> int:
@@ -88,12 +88,12 @@ class Random:
         return place ^ self.moment.key
 
     def seeded(self, index: int, layout: str) -> torch.Generator:
-        """The CPU's generator of this mesh, for operators that take one; no other draws from it."""
+        """This mesh's own CPU generator, seeded, for operators that take one."""
         return self._own.manual_seed(self.generator_seed(index, layout))
 
     @contextlib.contextmanager
     def fork(self, index: int, layout: str, default: bool = False) -> Iterator[torch.Generator]:
-        """A seeded generator. `default`: the one that operators of this device draw from, as it was afterwards.
+        """A seeded generator. `default`: the generator that operators of this device draw from, restored afterwards.
 
         `torch.random.fork_rng` does the same for all devices of a kind, and takes ten times as long.
         """
@@ -109,21 +109,21 @@ class Random:
             generator.set_state(before)
 
     def bits(self, index: object, layout: str, shape: Sequence[int]) -> Tensor:
-        """53 random bits for each element of this shard's `shape`, by operators alone: what compiled graphs draw.
+        """53 random bits for each element of this shard's `shape`, by operators alone: compiled graphs draw these.
 
-        A function of `moment.on_device`: a graph that is replayed (CUDA's) draws anew, one that is recomputed the same.
+        A function of `moment.on_device`: a replayed graph (CUDA's) draws new bits, a recomputed one the same.
         """
         position = torch.arange(math.prod(shape), device=self.mesh.device).view(*shape)
         return _mixed(position, self.moment.on_device ^ self.place(index, layout))
 
     def keep(self, index: int, shape: Sequence[int], layout: str, p: float) -> Tensor:
-        """The local part of the dropout mask of a global `shape`."""
+        """Local part of the dropout mask of a global `shape`."""
         held = [held_indices(size, dim, layout, self.mesh) for dim, size in enumerate(shape)]
         return dropout_mask(self.seed, self.step, index, shape, p, held).to(self.mesh.device)
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """That which operators on `device` draw from."""
+    """Generator that operators on `device` draw from."""
     if device.type == "cpu":
         return torch.default_generator
     kind = torch.get_device_module(device)
@@ -145,8 +145,8 @@ def dropout_mask(
 def random_bits(
     seed: int, step: Step, index: object, shape: Sequence[int], held: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """53 random bits an element, by its global position. `held[d]`: the global positions along dim d that are wanted
-    (None: all)."""
+    """53 random bits per element, by its global position. `held[d]`: the global positions wanted along dim d (None:
+    all)."""
     position = torch.zeros((), dtype=torch.int64)
     for dim, size in enumerate(shape):
         along = torch.arange(size) if held is None else held[dim]
@@ -155,7 +155,7 @@ def random_bits(
 
 
 def _mixed(position: Tensor, key: Tensor | int) -> Tensor:
-    """splitmix64, its first 53 bits; int64 arithmetic wraps."""
+    """First 53 bits of splitmix64; int64 arithmetic wraps."""
     z = (position ^ key) * -0x61C8864680B583EB  # inductor multiplies positions as indices, which must not wrap
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * factor

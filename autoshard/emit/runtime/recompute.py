@@ -1,8 +1,8 @@
-"""Blocks that backward computes again: only their inputs are kept, or results of their expensive operators too.
+"""Blocks that backward recomputes: only their inputs are kept, or results of their expensive operators too.
 
-Random numbers are those of the first time, for they depend on the step, the micro-batch and the operator alone.
-Collectives run again, but for those that are called with `kept=True`: see `kept_collectives`. None is ever on torch's
-list of results to keep: they write into tensors that are there, and the gradients would silently be wrong.
+Random numbers are the same in both runs, as they depend on the step, the micro-batch and the operator alone.
+Collectives run again, except those called with `kept=True`: see `kept_collectives`. None is ever on torch's list of
+results to keep: they write into existing tensors, and the gradients would silently be wrong.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Keep = str | tuple[int | str, ...]
 
 
 def recomputed(block: nn.Module, random: Random, *inputs: Tensor, keep: Keep = "input") -> Any:
-    """`block(*inputs)`, of which backward finds the inputs; with `keep="expensive"` products and attention, too; with
-    `keep=(0, 2, "attention")` of its linear layers, counted as they run, those, and attention. With any of these what
-    collectives gave that are called with `kept=True`."""
+    """`block(*inputs)`, of which only the inputs are kept for backward; with `keep="expensive"` products and attention,
+    too; with `keep=(0, 2, "attention")` these of its linear layers, counted as they run, and attention. In each case,
+    results of collectives called with `kept=True` are kept too."""
     moment, results = random.moment, KeptResults()
 
     def run(*args: Tensor) -> Any:
@@ -61,7 +61,7 @@ def _contexts(keep: Keep) -> tuple[KeepingProducts, FindingProducts]:
 
 
 class _Chosen:
-    """Which results of one call of a block are kept: its linear layers are counted as they run."""
+    """Selects the results of one call of a block to keep; its linear layers are counted as they run."""
 
     def __init__(self, keep: Keep) -> None:
         self.keep, self.met = keep, 0
@@ -77,7 +77,7 @@ class _Chosen:
 
 @contextlib.contextmanager
 def _at(random: Random, moment: Moment) -> Iterator[None]:
-    """Restores the RNG while recomputing: another micro-batch may have advanced it meanwhile."""
+    """Restores the random state while recomputing: another micro-batch may have advanced it meanwhile."""
     before, random.moment = random.moment, moment
     try:
         yield

@@ -1,8 +1,8 @@
-"""Moving a tensor from one placement to another, with gradients.
+"""Redistribution of a tensor from one placement to another, with gradients.
 
-`blocks`: the dim is that many equal blocks, each cut over the axis, in multiples of `unit`.
-`size`: the length of the dim without this axis; needed only where the axis does not divide it.
-`kept`: in a block that backward computes again, it finds the result: see `kept_collectives`.
+`blocks`: the dim consists of that many equal blocks, each sharded over the axis, in multiples of `unit`. `size`: the
+length of the dim without this axis; needed only if the axis does not divide it. `kept`: in a block that backward
+recomputes, the result is kept: see `kept_collectives`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
     unit: Unit
 
     def lengths(self, axis: Axis) -> list[int]:
-        """What each device holds of one block."""
+        """Length of one block on each device."""
         return [shard_size(self.size // self.blocks, axis, 1, self.unit, i) for i in range(axis.size)]
 
 
@@ -65,13 +65,13 @@ def _scatter(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
 
 
 def start_scatter(x: Tensor, axis: Axis, cut: Cut) -> Callable[[], Tensor]:
-    """The sum over the axis, of which each device gets its part once the returned function is called."""
+    """Starts a reduce-scatter over the axis; the returned function gives this device's part of the sum."""
     wait = axis.transport.start_reduce_scatter(_blocks_first(x, cut), cut.lengths(axis))
     return lambda: _blocks_back(wait(), cut)
 
 
 def _part(x: Tensor, axis: Axis, cut: Cut, index: int | None = None) -> Tensor:
-    """A view of what one device holds, the dim as (blocks, length)."""
+    """View of one device's part, the dim as (blocks, length)."""
     start, stop = shard_bounds(cut.size // cut.blocks, axis, cut.unit, index)
     return x.unflatten(cut.dim, (cut.blocks, cut.size // cut.blocks)).narrow(cut.dim + 1, start, stop - start)
 
@@ -102,7 +102,7 @@ def _exchange(x: Tensor, axis: Axis, joined: Cut, cut: Cut) -> Tensor:
 
 
 def _packed(x: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """The elements of all parts, one after another; a cat of flat parts would hold them twice."""
+    """The elements of all parts in one flat tensor; a cat of flat parts would hold them twice."""
     flat = x.new_empty(sum(part.numel() for part in parts))
     for place, part in zip(flat.split([part.numel() for part in parts]), parts, strict=True):
         place.view(part.shape).copy_(part)
@@ -124,7 +124,7 @@ def _identity(x: Tensor, axis: Axis) -> Tensor:
 
 
 class _Redistribution(torch.autograd.Function):
-    """Any pair of linear maps: forward and backward."""
+    """A pair of linear maps: forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
@@ -137,7 +137,7 @@ class _Redistribution(torch.autograd.Function):
 
 
 class _Regathered(_Redistribution):
-    """The same of a weight that is gathered again for backward: `gathered`."""
+    """`_Redistribution` of a weight that is gathered again for backward: `gathered`."""
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
@@ -151,7 +151,7 @@ def redistributed(
 ) -> Tensor:  # fmt: skip
     """`forward(x, **options)`, whose gradient is `backward` of the incoming one.
 
-    `again`: a stored weight is gathered; what is made of it, too, is made again for backward (see `weights`).
+    `again`: gathers a stored weight; backward recomputes the result and what is made from it (see `weights`).
     """
     there, back = partial(forward, **options), partial(backward, **options)
     if kept:
@@ -174,7 +174,7 @@ def redistributed(
 
 
 def cast_weight(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight in another precision; gradients of what redistributions make of it are reduced in its own."""
+    """A weight cast to another precision; gradients of its redistributions are reduced in its original one."""
     before = cast_of(x)
     high = before.source.dtype if before is not None else x.dtype
 
@@ -226,7 +226,7 @@ def all_to_all(
     joined_size: int | None = None, joined_blocks: int = 1, joined_unit: Unit = 1,
     cut_blocks: int = 1, cut_unit: Unit = 1, kept: bool = False,
 ) -> Tensor:  # fmt: skip
-    """S -> S of another dim: `joined_dim` becomes whole over the axis, `cut_dim` is cut by it."""
+    """S -> S of another dim: `joined_dim` is gathered over the axis, `cut_dim` sharded."""
     joined = cut_of(x, axis, joined_dim, joined_size, joined_blocks, joined_unit, whole=False)
     cut = cut_of(x, axis, cut_dim, None, cut_blocks, cut_unit, whole=True)
     forward, backward = partial(_exchange, joined=joined, cut=cut), partial(_exchange, joined=cut, cut=joined)
@@ -252,7 +252,7 @@ def regather(
     x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: Unit = 1,
     grad: str = "reduce_scatter",
 ) -> Tensor:  # fmt: skip
-    """`all_gather` of a weight for its use, which is not kept for backward: see `regather_before`."""
+    """`all_gather` of a weight for its use, not kept for backward: see `regather_before`."""
     cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
     backward = {"slice": _slice, "reduce_scatter": _scatter}[grad]
     if torch.compiler.is_compiling():
@@ -265,8 +265,8 @@ def regather(
 
 
 def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blocks: int = 1, unit: int = 1) -> Tensor:
-    """`all_gather` of a weight for its use in all micro-batches of a step: in the first one within `gathered_together`,
-    which also says when its gradient is scattered. Elsewhere as often as it is called."""
+    """`all_gather` of a weight for its use in all micro-batches of a step: once, in the first one, within
+    `gathered_together`, which also schedules the scatter of its gradient. Elsewhere, a gather at every call."""
     cut = cut_of(x, axis, dim, size, blocks, unit, whole=False)
     low = cast_of(x)
     weight = None if torch.compiler.is_compiling() else weight_of(x if low is None else low.source)
@@ -282,7 +282,7 @@ def gather_once(x: Tensor, axis: Axis, dim: int, *, size: int | None = None, blo
 
 
 def _assembling(x: Tensor, axis: Axis, cut: Cut) -> Callable[[list[Tensor]], Tensor]:
-    """What makes a weight of its `Weight.places`; `x` is what this device holds."""
+    """Function that assembles a weight from its `Weight.places`; `x` is this device's part."""
 
     def assemble(parts: list[Tensor]) -> Tensor:
         lengths = cut.lengths(axis)
@@ -297,7 +297,7 @@ def _assembling(x: Tensor, axis: Axis, cut: Cut) -> Callable[[list[Tensor]], Ten
 
 
 def _taken_apart(whole: Tensor, weight: Weight, axis: Axis, cut: Cut) -> list[Tensor]:
-    """What goes to its `Weight.places`."""
+    """Parts of a whole weight, for its `Weight.places`."""
     if weight.bucket.even:
         lengths = cut.blocks, axis.size, cut.size // (cut.blocks * axis.size)
         return [whole.unflatten(cut.dim, lengths).movedim(cut.dim + 1, 0)]
@@ -305,7 +305,7 @@ def _taken_apart(whole: Tensor, weight: Weight, axis: Axis, cut: Cut) -> list[Te
 
 
 def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
-    """`regather` of a weight that is gathered, and whose gradient is scattered, with others."""
+    """`regather` of a weight that is gathered, and its gradient scattered, together with others."""
     assemble = _assembling(x, axis, cut)
 
     def scattered(grad: Tensor) -> None:

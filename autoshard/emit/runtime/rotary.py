@@ -1,4 +1,4 @@
-"""What rotary embeddings turn by."""
+"""The rotation in rotary embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """(-second half, first half) of the last dim. Its gradient is made by two operators, not by those of each slice."""
+    """(-second half, first half) of the last dim. Its gradient takes two operators, not those of each slice."""
     turned: Tensor = _RotateHalf.apply(x)
     return turned
 

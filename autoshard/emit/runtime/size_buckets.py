@@ -1,4 +1,4 @@
-"""One model with several forwards: steps of smaller sizes have strategies of their own, on the same parameters."""
+"""One model with several forwards: steps of smaller sizes have their own strategies, on the same parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parameters import sharding
 
 
 def by_size(model: nn.Module, mesh: ParallelMesh, smaller: Sequence[Callable[[ParallelMesh], nn.Module]]) -> nn.Module:
-    """`model`, whose forward is that of the bucket `mesh.bucket`, as `smaller` makes them; its own at None."""
+    """`model`, whose forward is that of the bucket `mesh.bucket`, made by `smaller`; its own for None."""
     mesh.reused = {sharding(one).name: one for one in (*model.parameters(), *model.buffers())}
     try:
         others = [build(mesh) for build in smaller]

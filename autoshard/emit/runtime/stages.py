@@ -1,8 +1,8 @@
-"""Which stage of a pipeline this device is on, and what its stages have in common: weights, and the gradients' norm.
+"""The pipeline stage that this device is on, and what stages share: weights, and the gradients' norm.
 
-Ranks count through the stages, which talk over one group of all devices. Every stage of a pipeline has the same mesh;
-with several virtual stages it holds the parts stage, stage + stages, … of the model. A place of a placed model holds
-those that are there, and may have a mesh of its own.
+Ranks are numbered through the stages, which communicate over one group of all devices. Every stage of a pipeline has
+the same mesh; with several virtual stages it holds the parts stage, stage + stages, … of the model. A place of a placed
+model holds the parts assigned to it, and may have its own mesh.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Shared = Mapping[str, Sequence[int]]  # parameter -> the stages that hold it
 
 
 def first_ranks(meshes: Sequence[Mapping[str, int]]) -> list[int]:
-    """Of each, and how many devices there are."""
+    """First rank of each stage or place, and the number of devices."""
     return [0, *itertools.accumulate(math.prod(axes.values()) for axes in meshes)]
 
 
 class Stages:
-    """Stage `index`; `part_stages` says the stage of each part. `connect`, which all ranks call together, gives the
-    transport between devices of equal rank on some of the stages; `transport` is of all devices, and `meshes` are the
+    """Stage `index`; `part_stages` is the stage of each part. `connect`, which all ranks call together, returns the
+    transport between devices of equal rank on some of the stages; `transport` covers all devices, and `meshes` are the
     axes of each stage. `leads`: this device counts in a sum over `transport`."""
 
     leads = True  # the first device of each stage
@@ -44,7 +44,7 @@ class Stages:
         self._transports: dict[tuple[int, ...], Transport] = {}
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """In place, over all stages, on each of which all devices have the same."""
+        """All-reduce in place over all stages; on each stage all devices have the same value."""
         if not self.leads:
             x.zero_()
         self.transport.all_reduce(x)()
@@ -52,7 +52,7 @@ class Stages:
 
     @torch.no_grad()
     def sum_shared(self, parameters: Mapping[str, nn.Parameter], shared: Shared) -> None:
-        """Adds up the gradients of weights that several stages hold, in one order on all: so they stay equal."""
+        """Adds up the gradients of weights that several stages hold, in one order on all, so that they stay equal."""
         for holders in dict.fromkeys(map(tuple, shared.values())):
             if holders not in self._transports:  # on all ranks, whether they are on these stages or not
                 self._transports[holders] = self._connect(holders)
@@ -66,5 +66,5 @@ class Stages:
             parameter.grad = as_gradient(parameter, gradient)
 
     def counts(self, name: str, shared: Shared) -> bool:
-        """True where a parameter counts in the norm of all gradients: on the first stage that holds it."""
+        """Does a parameter count in the norm of all gradients here? It counts on the first stage that holds it."""
         return name not in shared or shared[name][0] == self.index

@@ -1,8 +1,8 @@
-"""Reads the rank from the variables of whatever started this process, and sets torchrun's variables to it.
+"""Reads the rank from the variables of whatever started this process, and sets torchrun's variables accordingly.
 
-Known are Slurm's srun, Open MPI and other MPIs, rank tables of Ascend, and the variables that MindSpore documents for
-a start without any launcher: MS_WORKER_NUM, MS_SCHED_HOST, MS_SCHED_PORT, and MS_ROLE, of which MS_SCHED is the process
-that introduces the others to each other; without one, a worker on that host does. torchrun's own go before.
+Known are Slurm's srun, Open MPI and other MPIs, rank tables of Ascend, and the variables that MindSpore documents for a
+start without any launcher: MS_WORKER_NUM, MS_SCHED_HOST, MS_SCHED_PORT, and MS_ROLE, where MS_SCHED marks the process
+that introduces the others; without one, a worker on that host does. torchrun's own take precedence.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _STORES: list[tuple[Any, bool]] = []  # and whether it is this process's own
 
 
 class StartError(Exception):
-    """Variables that contradict each other, or name a file that can't be read."""
+    """Contradicting variables, or a variable that names an unreadable file."""
 
 
 def take_start() -> bool:
-    """Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. False for a process that was to introduce the
-    others only, and has done so."""
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. False for a process that only had to introduce
+    the others, and has done so."""
     environment = os.environ
     if "RANK" in environment:
         return True
@@ -61,7 +61,7 @@ def take_start() -> bool:
 
 
 def processes_started() -> int:
-    """As the variables say before any process has joined. StartError as of `take_start`."""
+    """Number of processes, by the variables, before any has joined. Raises StartError, see `take_start`."""
     environment = os.environ
     if "RANK" not in environment and "RANK_TABLE_FILE" in environment and "RANK_ID" in environment:
         return int(_of_table(environment)["WORLD_SIZE"])
@@ -70,12 +70,12 @@ def processes_started() -> int:
 
 
 def node_name() -> str:
-    """Where this process runs."""
+    """Name of the node on which this process runs."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def _of_table(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK_TABLE_FILE: servers, with their devices and ranks. DEVICE_ID goes before the table's."""
+    """Variables from RANK_TABLE_FILE: servers, with their devices and ranks. DEVICE_ID overrides the table's."""
     path, rank = Path(environment["RANK_TABLE_FILE"]), environment["RANK_ID"]
     try:
         servers = json.loads(path.read_text(encoding="utf-8"))["server_list"]
@@ -93,7 +93,7 @@ def _of_table(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _join(environment: MutableMapping[str, str]) -> bool:
-    """MS_WORKER_NUM processes find each other at MS_SCHED_HOST; RANK_ID, MS_NODE_ID or their arrival is their rank."""
+    """Joins MS_WORKER_NUM processes at MS_SCHED_HOST; RANK_ID, MS_NODE_ID or their order of arrival is their rank."""
     workers, role = environment["MS_WORKER_NUM"], environment.get("MS_ROLE", "MS_WORKER")
     host, port = environment.get("MS_SCHED_HOST", "127.0.0.1"), environment.get("MS_SCHED_PORT", PORT)
     if not workers.isdecimal() or not int(workers) or not port.isdecimal() or role not in ("MS_WORKER", "MS_SCHED"):
@@ -121,7 +121,7 @@ def _join(environment: MutableMapping[str, str]) -> bool:
 
 
 def _store(host: str, port: int) -> tuple[Any, bool]:
-    """And whether this process has it: the first on that host. Nodes may become free half an hour apart."""
+    """The store, and whether this process owns it: the first one on that host. Nodes may start half an hour apart."""
     if _is_here(host):
         try:
             return dist.TCPStore(host, port, None, is_master=True, timeout=WAIT, wait_for_workers=False), True
@@ -131,7 +131,7 @@ def _store(host: str, port: int) -> tuple[Any, bool]:
 
 
 def _is_here(host: str) -> bool:
-    """Only an address of this host's can be bound."""
+    """Is `host` an address of this host? No other can be bound."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         try:
             probe.bind((host, 0))
@@ -141,7 +141,7 @@ def _is_here(host: str) -> bool:
 
 
 def _wait_for(store: Any, count: int) -> None:
-    """Until so many have left; those that were killed don't say so, and are not waited for."""
+    """Waits until `count` processes have left; killed ones don't report it, and are not waited for."""
     first = 0.0
     with contextlib.suppress(RuntimeError):  # a worker has the store, and has ended: so have the others
         while (left := store.add("ms/left", 0)) < count:
@@ -152,7 +152,7 @@ def _wait_for(store: Any, count: int) -> None:
 
 
 def tell_left(waits: bool = False) -> None:
-    """To the other processes, that this one needs nothing any more. `waits`: who has the store ends last."""
+    """Reports to the others that this process needs nothing more. `waits`: the store's owner ends last."""
     with contextlib.suppress(RuntimeError):
         for store, has_it in _STORES:
             store.add("ms/left", 1)

@@ -1,7 +1,7 @@
-"""Hears SIGTERM and SIGINT. train.py ends the run after the step that is running, the same one on all ranks: which rank
-heard one travels with the loss (`nonfinite`).
+"""Handles SIGTERM and SIGINT. train.py ends the run after the running step, the same one on all ranks: which rank
+received a signal travels with the loss (`nonfinite`).
 
-A thread hears them: Python's own handlers don't run while a process waits in a collective.
+A thread receives them: Python's own handlers don't run while a process waits in a collective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAME_SECONDS = 1.0  # a launcher forwards within milliseconds what the scheduler
 
 
 class StopSignals:
-    """What was heard. `closing`: what there was to save is saved, and the process ends by itself."""
+    """Signals received. `closing`: everything is saved, and the process ends by itself."""
 
     def __init__(self) -> None:
         self.name, self.at, self.closing = "", 0.0, False
@@ -45,7 +45,7 @@ class StopSignals:
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopSignals]:
-    """Around a run. A second signal ends the process at once."""
+    """Context of a run. A second signal ends the process at once."""
     stop = StopSignals()
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield stop
@@ -77,7 +77,7 @@ _HOOKS: list[bool] = []  # can't be taken back
 
 
 def _forget() -> None:
-    """In a fork, as a loader's workers are: signals to it are its own."""
+    """Restores default handlers in a fork, e.g. a loader's worker, which handles its own signals."""
     if _HERE:
         _HERE.clear()
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""Where the figures of a step go: standard output, a file of JSON lines, TensorBoard. Rank 0 writes, others don't."""
+"""Sinks for the figures of a step: standard output, a file of JSON lines, TensorBoard. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Sink = Callable[[int, Mapping[str, float], str], None]  # step, figures, the sam
 
 
 class TrainingLog:
-    """Sinks that are given each logged step. Append a function of your own to `sinks` for another."""
+    """Sinks that receive each logged step. Append your own function to `sinks` for another."""
 
     def __init__(self, rank: int, json_file: str | None = None, tensorboard: str | None = None) -> None:
-        """Raises ImportError where TensorBoard is asked for and not installed, on every rank."""
+        """Raises ImportError on every rank if TensorBoard is requested and not installed."""
         writer = _tensorboard(tensorboard, rank) if tensorboard else None
         self.sinks: list[Sink] = []
         if rank == 0:
@@ -29,7 +29,7 @@ class TrainingLog:
 
 
 def _json_lines(path: Path) -> Sink:
-    """One object a line, null for what is no number; a run that resumes adds to the same file."""
+    """Writes one JSON object per line, null for non-finite numbers; a resumed run appends to the same file."""
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def write(step: int, figures: Mapping[str, float], line: str) -> None:

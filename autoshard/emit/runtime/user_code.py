@@ -1,4 +1,4 @@
-"""The operators that the model brings with it: importing the module that registers them."""
+"""Import of the module that registers the model's own operators."""
 
 import importlib
 
@@ -6,9 +6,9 @@ import torch
 
 
 def register_operators(module: str, *operators: str) -> None:
-    """Import `module`, which registers these operators (`namespace.name`), unless they are there already.
+    """Imports `module`, which registers these operators (`namespace.name`), unless they exist already.
 
-    ImportError says which operators are missing and what to do. `module` is "" where it was not known.
+    ImportError says which operators are missing and what to do. `module` is "" if it was not known.
     """
     missing = [name for name in operators if not _is_registered(name)]
     if not missing:

@@ -1,6 +1,6 @@
-"""Weights of the original model in safetensors files, of which each rank reads what it holds.
+"""Weights of the original model in safetensors files, of which each rank reads its part.
 
-One file, a folder, or the index of a model that is cut into several (`model.safetensors.index.json`), as Hugging Face
+One file, a folder, or the index of a model split into several files (`model.safetensors.index.json`), as Hugging Face
 saves them.
 """
 
@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class SavedTensor:
-    """A tensor in a file; `self[...]` reads that part of it alone."""
+    """A tensor in a file; `self[...]` reads only that part."""
 
     def __init__(self, file: Any, name: str) -> None:
         self._file, self._name = file, name
@@ -30,10 +30,10 @@ class SavedTensor:
 
 
 class WeightFiles(Mapping[str, SavedTensor]):
-    """Names to tensors of all files. Nothing is read but their headers."""
+    """Names to tensors of all files. Only headers are read."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises OSError, ImportError, or ValueError where a file is damaged or not there."""
+        """Raises OSError, ImportError, or ValueError for a damaged or missing file."""
         self._files: dict[str, Any] = {}
         for file in files_of(Path(path)):
             opened = _opened(file)
@@ -50,7 +50,7 @@ class WeightFiles(Mapping[str, SavedTensor]):
 
 
 def files_of(path: Path) -> list[Path]:
-    """The safetensors files that `path` stands for."""
+    """Safetensors files that `path` stands for."""
     if path.is_dir():
         if not (path / INDEX).exists():
             files = sorted(path.glob("*.safetensors"))

@@ -1,11 +1,11 @@
-"""Weights on their way from where they are stored to where they are used.
+"""Gathering and casting of weights, between where they are stored and where they are used.
 
 A weight that is gathered for use is not kept for backward: autograd keeps its shard, and `regather_before` gathers it
-again right before the backward that needs it. When that happens is written in the model's code, the same on every
-device: what autograd saves here only decides how long a gathered weight lives.
+again right before the backward that needs it. The model's code says when, the same on every device: what autograd saves
+here only decides how long a gathered weight lives.
 
-A weight that is cast for use is moved in the low precision; the gradients of what redistributions make of it are
-reduced in the high one.
+A weight that is cast for use is moved in the low precision; the gradients of its redistributions are reduced in the
+high one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _Results = TypeVar("_Results", Tensor, tuple[Tensor, ...])
 
 
 class Cast(NamedTuple):
-    """What redistributions make of a weight in low precision: `source` is the weight in the high one, `forward` leads
-    from it to here, `backward` from a gradient to that of the source, last step first."""
+    """Redistributions of a weight in low precision: `source` is the weight in the high one, `forward` leads from it to
+    here, `backward` from a gradient to that of the source, last step first."""
 
     source: Tensor
     forward: tuple[Map, ...]
@@ -40,7 +40,7 @@ class Cast(NamedTuple):
 
 
 class Gathered:
-    """How a gathered weight is made: of the shard `source`, by `steps`."""
+    """How a gathered weight is made: from the shard `source`, by `steps`."""
 
     def __init__(self, source: Tensor, steps: tuple[Map, ...]) -> None:
         self.source, self.steps = source, steps
@@ -55,13 +55,13 @@ class Gathered:
         return x
 
     def let_go(self) -> None:
-        """Its gradient is complete: nobody needs it any more."""
+        """Frees it: its gradient is complete."""
         for use in self.uses:
             use.whole = None
 
 
 def unchanged(x: Tensor, version: int) -> Tensor:
-    """`x`, which had this version when it was kept: with hooks on saved tensors autograd does not look."""
+    """`x`, which must still have this version: with hooks on saved tensors autograd does not check."""
     if x._version != version:
         raise RuntimeError(
             f"backward needs a tensor {tuple(x.shape)} that was written over since: it is at version {x._version}, and "
@@ -71,7 +71,7 @@ def unchanged(x: Tensor, version: int) -> Tensor:
 
 
 class _Kept(NamedTuple):
-    """What autograd saved, as it is."""
+    """A tensor that autograd saved, unchanged."""
 
     x: Tensor
     version: int
@@ -81,7 +81,7 @@ class _Kept(NamedTuple):
 
 
 class _Saved:
-    """What autograd saved of a gathered weight: a view of the whole, or, once let go, where in it to look."""
+    """A saved view of a gathered weight: the view itself or, once freed, its position in the weight."""
 
     def __init__(self, x: Tensor) -> None:
         self.whole: Tensor | None = x
@@ -121,7 +121,7 @@ class _Use:
         self.whole, self.left = whole if self.count else None, self.count
 
     def take(self) -> Tensor:
-        """The whole weight; it is let go with the last part that was saved of it."""
+        """The whole weight; it is freed with the last saved part of it."""
         assert self.whole is not None, "the backward of an operator ran before its weights were gathered again"
         whole, self.left = self.whole, self.left - 1
         if self.left == 0:
@@ -134,17 +134,17 @@ _GATHERED: dict[int, tuple[weakref.ref[Tensor], Gathered]] = {}
 
 
 def gathered_of(x: Tensor) -> Gathered | None:
-    """How `x` is made again, where it is a gathered weight."""
+    """How to gather `x` again, if it is a gathered weight."""
     return cast("Gathered | None", getattr(x, "gathered", None))
 
 
 def cast_of(x: Tensor) -> Cast | None:
-    """What the gradient of `x` goes back through, where it is a weight that was cast."""
+    """Path of the gradient of `x`, if it is a weight that was cast."""
     return cast("Cast | None", getattr(x, "cast", None))
 
 
 def note_gathered(x: Tensor, source: Tensor, step: Map) -> Gathered:
-    """`x` was made of `source`, a stored weight or itself a gathered one, by `step`."""
+    """Records that `x` was made by `step` from `source`, a stored weight or itself a gathered one."""
     before, cast_ = gathered_of(source), cast_of(source)
     if before is not None:
         gathered = Gathered(before.source, (*before.steps, step))
@@ -164,7 +164,7 @@ def note_cast(x: Tensor, steps: Cast) -> None:
 
 
 class _Together(torch.autograd.Function):
-    """Several tensors as they are, with one backward."""
+    """Identity of several tensors, with one backward."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -177,9 +177,9 @@ class _Together(torch.autograd.Function):
 
 
 def regather_before(results: _Results, *weights: Tensor) -> _Results:
-    """The backward of the operator that made `results` begins by gathering these weights again, in this order.
+    """Lets the backward of the operator that made `results` begin by gathering these weights again, in this order.
 
-    Must follow the operator at once. One result is returned as it is.
+    Must follow the operator at once. A single result is returned unchanged.
     """
     if torch.compiler.is_compiling():  # a compiler decides what is kept, and what is made again
         return results
@@ -204,7 +204,7 @@ def regather_before(results: _Results, *weights: Tensor) -> _Results:
 
 @contextlib.contextmanager
 def regathering() -> Iterator[None]:
-    """Within it, what autograd saves of a gathered weight (or a view of it) is let go by `regather_before`."""
+    """Context in which `regather_before` frees what autograd saves of a gathered weight (or a view of it)."""
 
     if torch.compiler.is_compiling():
         yield

@@ -1,5 +1,5 @@
-"""The sequence in 2n chunks of which device i holds the i-th and the i-th from the end: under a causal mask all devices
-then have as much to do. From the order of the sequence and back in one all-to-all."""
+"""The sequence in 2n chunks, of which device i holds the i-th and the i-th from the end: under a causal mask all
+devices then have equal work. One all-to-all converts from sequence order, or to it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .axis import Axis
 
 
 class Zigzag:
-    """Where the chunks of a dim of length `size` lie that `axes` cut: chunks 2i and 2i + 1 are the halves of what
-    device i holds in the order of the sequence."""
+    """Position of the chunks of a dim of length `size` that `axes` shard: chunks 2i and 2i + 1 are the halves of device
+    i's part in sequence order."""
 
     def __init__(self, axes: Sequence[Axis], size: int) -> None:
         self.axes = axes
@@ -27,7 +27,7 @@ class Zigzag:
         self.chunks = [length for pair in halves for length in pair]
 
     def number(self, coordinates: Sequence[int]) -> int:
-        """Of the device at these coordinates, row-major."""
+        """Number of the device at these coordinates, row-major."""
         number = 0
         for axis, index in zip(self.axes, coordinates, strict=True):
             number = number * axis.size + index
@@ -41,11 +41,11 @@ class Zigzag:
         return indices[::-1]
 
     def lengths(self, device: int) -> tuple[int, int]:
-        """Of its early and its late chunk."""
+        """Lengths of a device's early and late chunk."""
         return self.chunks[device], self.chunks[2 * self.count - 1 - device]
 
     def pieces(self, ordered: bool) -> Pieces:
-        """What this device holds, in the order of the sequence or not: the lengths of its two pieces, and who has each
+        """This device's pieces, in sequence order or not: the lengths of its two pieces, and the device that has each
         in the other order."""
         if ordered:
             first = 2 * self.here
@@ -59,17 +59,17 @@ class Pieces(NamedTuple):
     others: list[int]
 
     def counts(self, devices: int) -> list[int]:
-        """The rows for each device."""
+        """Number of rows for each device."""
         return [sum(n for n, o in zip(*self, strict=True) if o == other) for other in range(devices)]
 
     def by_device(self) -> list[int]:
-        """The pieces, those of the first device first."""
+        """Numbers of the pieces, those of the first device first."""
         return sorted(range(2), key=lambda piece: self.others[piece])
 
 
 def exchange_rows(places: Zigzag, there: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors (..., rows, d) from the order of the sequence to that of `places` (`there`), or back, in one message for
-    each pair of devices. Gradients go the other way."""
+    """Moves tensors (..., rows, d) from sequence order to that of `places` (`there`), or back, in one message per pair
+    of devices. Gradients go the other way."""
     return cast(tuple[Tensor, ...], _Exchange.apply(places, there, *tensors))
 
 

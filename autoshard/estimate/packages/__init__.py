@@ -1,1 +1,1 @@
-"""Predicts packages that `autoshard plan` would write, by its own search and prices."""
+"""Predicts packages that `autoshard plan` would write, by its search and prices."""

@@ -1,7 +1,7 @@
-"""What the blocks of a transformer cost in a package of `autoshard plan`: measured as those of a captured model are.
+"""Costs of a transformer's blocks in a package of `autoshard plan`, measured like those of a captured model.
 
-The numbers become a graph of a few layers, which is split over the devices of a replica as Megatron-LM splits it, with
-or without sequence parallelism; whole_step_search/ measures its program, as that of any captured model.
+The numbers become a graph of a few layers, which is split over the devices of a replica as Megatron-LM does, with or
+without sequence parallelism; whole_step_search/ measures its program, as that of any captured model.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class MegatronStore(FrontStore):
         return (SplitCosts(micro_batch, split, costs, by_kind(short, costs)),)
 
     def _shards_key(self, costed: SplitCosts) -> tuple[object, ...]:
-        """The strategies are said: weights are cut alike of one sample and of several."""
+        """Key of the shards: with the given strategies, weights are sharded alike for one sample and for several."""
         return str(costed.split.mesh), costed.split.name
 
     def _plan(self, tensor: int, micro_batch: int) -> Plan:
-        """The plan of one micro-batch, with the given strategies. Rules leave out dims of one sample."""
+        """Plan of one micro-batch, with the given strategies. Rules leave out dims of one sample."""
         key = tensor, micro_batch == 1
         if key not in self.plans:
             assert self.written is not None
@@ -69,7 +69,7 @@ class MegatronStore(FrontStore):
 def block_store(
     model: Transformer, precision: str, optimizer: str, sequence_parallel: bool, replicas: int, hardware: Hardware
 ) -> MegatronStore:
-    """`replicas`: of which what is in shards over them is measured."""
+    """Store of a model's blocks. `replicas`: the number over which shards are measured."""
     short = replace(model, layers=min(model.layers, KEPT))
     return _store(short, precision, optimizer, sequence_parallel, replicas, hardware)
 
@@ -85,7 +85,7 @@ def _store(
 
 
 def store_of(model: Transformer, run: TrainingRun, hardware: Hardware) -> MegatronStore:
-    """With the blocks of `run`."""
+    """Store for the blocks of `run`."""
     cut = run.sequence_parallel and run.tp > 1
     return block_store(model, run.precision, run.optimizer, cut, min(max(run.dp, 2), MEASURED), hardware)
 
@@ -96,7 +96,7 @@ def line_of(model: Transformer) -> tuple[int, ...]:
 
 
 def keeps_of(offered: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """What blocks may keep, by kind: layers alone are computed again."""
+    """Recompute policies offered by kind of block: only layers are recomputed."""
     return ("all",), tuple(RECOMPUTE[word] for word in offered), ("all",)
 
 
@@ -108,7 +108,7 @@ def problem_of(
     hardware: Hardware,
     capacity_bytes: float,
 ) -> tuple[StepProblem, BlockSplit]:
-    """The steps of an outer choice whose layers are computed again in one of the ways that are `offered`."""
+    """Step problem of an outer choice whose layers are recomputed in one of the ways `offered`."""
     costed = store.costs(choice.inner, choice.micro_batch)[0]
     sharded = store.sharded(costed) if choice.zero else ()
     kinds, keeps = line_of(model), keeps_of(offered)

@@ -1,4 +1,4 @@
-"""What `autoshard estimate` says of a run, whoever's software it is; and of a package."""
+"""`autoshard estimate` of a run of any software, packages included."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autoshard.step_corrections.software import PACKAGES
 
 
 def estimate_any(model: Transformer, run: TrainingRun, hardware: Hardware, host: Host | None = None) -> Estimate:
-    """As `estimate`, of packages too."""
+    """Like `estimate`, for packages too."""
     if run.software != PACKAGES:
         return estimate(model, run, hardware, host)
     check(model, run)
@@ -34,7 +34,7 @@ def estimate_any(model: Transformer, run: TrainingRun, hardware: Hardware, host:
 
 
 def package_estimate(model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware) -> Estimate:
-    """`parts`: what their layers keep, whatever `run` says of that; `hardware` as `priced`."""
+    """Estimate of a package. `parts`: what their layers keep, overriding `run`; `hardware` as in `priced`."""
     timeline = simulate_step(package_costs(model, run, parts, hardware))
     seconds = step_parts(timeline)
     return Estimate(

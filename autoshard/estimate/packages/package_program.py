@@ -1,7 +1,7 @@
-"""The costs of a step of a package, from the programs of its parts: what `plan` prices a captured model's step by.
+"""Costs of a package's step, from the programs of its parts: `plan` prices a captured model's step by the same.
 
-A part of many layers is that of a few, and what one more takes as often as there are more. Programs have at most three
-parts: the first, the last, and one that stands for all between.
+A part of many layers is priced as one of a few, plus the cost of one more times the number missing. Programs have at
+most three parts: the first, the last, and one that stands for all between.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Layers = Mapping[str, int]  # what a layer keeps -> how many of a part's layers 
 
 
 def package_costs(model: Transformer, run: TrainingRun, parts: Sequence[Layers], hardware: Hardware) -> StepCosts:
-    """`parts`: layers of each part, in the model's order; whatever `run` says of layers and recomputation."""
+    """Costs of a step. `parts`: layers of each part, in model order, overriding `run` on layers and recomputation."""
     built = min(len(parts), KEPT)
     measured = []
     for number, layers in enumerate(parts):
@@ -45,8 +45,8 @@ def package_costs(model: Transformer, run: TrainingRun, parts: Sequence[Layers],
 def _mixed(
     model: Transformer, run: TrainingRun, layers: Layers, built: int, role: int, hardware: Hardware
 ) -> PartMeasure:
-    """The measure of layers that keep different things: each adds what it does among its like, the fullest moment is
-    the fullest of any."""
+    """Measure of layers that keep different things: each contributes what it does among layers like it; the fullest
+    moment is the fullest of any."""
     total = sum(layers.values())
     keeps = [keep for keep, count in layers.items() if count] or ["all"]
     alike = {keep: _of_layers(model, run, total, keep, built, role, hardware) for keep in keeps}
@@ -74,7 +74,7 @@ def _of_layers(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a program is made of: `parts` of `layers` each, every one of which keeps `keep`."""
+    """Specification of a program: `parts` of `layers` each, every one of which keeps `keep`."""
 
     model: Transformer
     run: TrainingRun
@@ -95,7 +95,7 @@ def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: 
 
 @lru_cache(maxsize=256)
 def _measured(request: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
-    """Where no weight is gathered for each use, one program is that of layers that keep whatever they keep."""
+    """Measures of the parts. Unless weights are gathered for each use, one program serves whatever layers keep."""
     keep_all = replace(request, keep="all")
     policies = tuple(BlockPolicy(layer(n), request.keep) for n in range(request.model.layers) if request.keep != "all")
     program, measured = _measured_program(keep_all, hardware)
@@ -115,7 +115,7 @@ def _measured_program(request: _Asked, hardware: Hardware) -> tuple[Program, Mea
 
 @lru_cache(maxsize=64)
 def _plan(request: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
-    """The plan with the splits that a search by blocks has."""
+    """Plan with the splits that a search by blocks uses."""
     model, run = request.model, request.run
     store = store_of(model, run, hardware)
     split = store.costs(((TENSOR, run.tp),), run.micro_batch)[0].split
@@ -131,7 +131,7 @@ def _plan(request: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
 
 
 def _sum(parts: Sequence[tuple[float, PartMeasure]]) -> PartMeasure:
-    """The weighted sum of the parts; nothing is below 0."""
+    """Weighted sum of the parts, clamped to 0 from below."""
 
     def added(owns: Sequence[tuple[float, Any]], names: Sequence[str]) -> dict[str, float]:
         return {name: max(0.0, sum(times * float(getattr(part, name)) for times, part in owns)) for name in names}

@@ -1,6 +1,6 @@
-"""The best packages for a transformer by its numbers: the search of whole steps, of blocks cut as Megatron-LM has them.
+"""The best packages for a transformer by its numbers: whole-step search over blocks sharded as in Megatron-LM.
 
-As of a captured model, the blocks' costs find the best steps, and the best of these are priced by their own programs.
+As for a captured model, the blocks' costs find the best steps, and the best of these are priced by their own programs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORDS: tuple[Recompute, ...] = ("none", "selective", "full")
 def best_runs_any(
     space: RunSpace, hardware: Hardware, count: int, host: Host | None = None, front: bool = False
 ) -> BestRuns:
-    """As `best_runs`, of packages too. UsageError for the front of these."""
+    """Like `best_runs`, for packages too. UsageError if their front is requested."""
     if space.run.software != PACKAGES:
         return best_runs(space, hardware, count, host, front)
     if front:
@@ -55,7 +55,7 @@ def best_runs_any(
 
 
 def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | None = None) -> BestRuns:
-    """The `count` fastest that were found. InfeasibleError where none fits, UsageError where something suits none."""
+    """The `count` fastest that were found. InfeasibleError if none fits, UsageError if a setting suits none."""
     if space.run.stage_layers:
         raise UsageError("--search finds the layers of stages, got --stage-layers", "leave them out")
     adjusted, log = priced(hardware, space.model, host), RejectedConfigs()
@@ -79,7 +79,7 @@ def package_runs(space: RunSpace, hardware: Hardware, count: int, host: Host | N
 
 
 def _outer(space: RunSpace) -> ConfigSpace:
-    """With what is fixed, in the words of that search."""
+    """Configuration space with the fixed settings, in the terms of the whole-step search."""
     model, fixed = space.model, space.fixed
 
     def only(name: str) -> tuple[int, ...] | None:
@@ -92,7 +92,7 @@ def _outer(space: RunSpace) -> ConfigSpace:
 
 
 def _offered(space: RunSpace) -> tuple[Recompute, ...]:
-    """Ways to compute again that a layer may take."""
+    """Ways to recompute that a layer may take."""
     pinned = space.fixed.get("recompute")
     return tuple(word for word in WORDS if pinned in (None, word))
 
@@ -107,7 +107,7 @@ def _run(space: RunSpace, choice: ParallelConfig) -> TrainingRun:
 
 
 def _sequences(space: RunSpace, tensor: int) -> tuple[bool, ...]:
-    """Whether what lies between is cut along the sequence: both, where it may be."""
+    """Sequence parallelism off and on, where possible and not fixed."""
     if tensor == 1 or space.model.sequence % tensor:
         return (False,)
     return (True,) if space.fixed.get("sequence_parallel") else (False, True)
@@ -121,8 +121,8 @@ def _store(space: RunSpace, cut: bool, replicas: int, hardware: Hardware) -> Meg
 def _problems(
     space: RunSpace, choices: Sequence[ParallelConfig], offered: tuple[Recompute, ...], hardware: Hardware
 ) -> Iterator[Problem]:
-    """Small micro-batches first: where one layer alone is too much for a device, a larger one is, too. What shards take
-    is measured with the first."""
+    """Problems with small micro-batches first: if one layer alone is too much for a device, a larger one is, too. The
+    cost of shards is measured with the first."""
     room, replicas = hardware.usable_memory_bytes, measured_replicas(choices)
     too_much: dict[tuple[int, bool], int] = {}
     for choice in sorted(choices, key=lambda choice: choice.micro_batch):
@@ -139,7 +139,7 @@ def _problems(
 
 
 def _estimate(space: RunSpace, step: SolvedStep, hardware: Hardware) -> Estimate:
-    """By the programs of its parts, which may take a few percent more than the costs of blocks say."""
+    """Estimate by the programs of its parts, which may be a few percent above the costs of blocks."""
     problem, plan, model = step.problem, step.plan, space.model
     kinds, parts = line_of(model), []
     for part in plan.parts:
@@ -157,12 +157,12 @@ def _estimate(space: RunSpace, step: SolvedStep, hardware: Hardware) -> Estimate
 
 
 def _uneven(model: Transformer, parts: Sequence[Layers]) -> tuple[int, ...]:
-    """Layers of the parts, where they are not as even as they go."""
+    """Layers of the parts, if they are not as even as possible."""
     counts = tuple(sum(layers.values()) for layers in parts)
     return () if counts == balanced(model.layers, len(counts)) else counts
 
 
 def _most(parts: Sequence[Layers]) -> Recompute:
-    """What most layers compute again."""
+    """Recomputation of most layers."""
     counts = layers_by_keep(parts)
     return max(WORDS, key=lambda word: counts.get(RECOMPUTE[word], 0))

@@ -1,4 +1,4 @@
-"""A step of a package that `autoshard plan` writes (`--software autoshard`): its parts, memory and band."""
+"""A step of a package that `autoshard plan` writes (`--software autoshard`): its parts, memory and error band."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autoshard.whole_step_search.blocks.context_expert_axes import TENSOR
 
 
 def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardware:
-    """With the attention and the loss of `model`, and what `host` takes for an operator."""
+    """Hardware with the attention and the loss of `model`, and with the dispatch time of `host`."""
     adjusted = with_software(hardware, KERNELS, model.fused_attention, model.fused_loss)
     if host is None:
         return adjusted
@@ -33,12 +33,12 @@ def priced(hardware: Hardware, model: Transformer, host: Host | None) -> Hardwar
 
 
 def layers_of_parts(model: Transformer, run: TrainingRun) -> tuple[Layers, ...]:
-    """The layers of each part of the model; all keep what `run` says."""
+    """Layers of each part of the model; all keep what `run` says."""
     return tuple({RECOMPUTE[run.recompute]: count} for count in part_layers(model, run))
 
 
 def layers_by_keep(parts: Sequence[Layers]) -> dict[str, int]:
-    """What a layer keeps -> how many do."""
+    """Number of layers by what they keep."""
     counts: dict[str, int] = {}
     for keep, count in (pair for layers in parts for pair in layers.items()):
         counts[keep] = counts.get(keep, 0) + count
@@ -85,7 +85,7 @@ def step_memory(
 def _held(
     model: Transformer, run: TrainingRun, parts: Sequence[Layers], stage: int, hardware: Hardware
 ) -> HeldParameters:
-    """Bytes of the parameters of a stage, with its copies of what another one holds too."""
+    """Bytes of the parameters of a stage, including its copies of parameters that another one holds too."""
     costs, held = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].costs, HeldParameters()
     for number in range(stage, len(parts), run.pp):
         kinds = [FIRST] * (number == 0) + [LAYER] * sum(parts[number].values()) + [LAST] * (number == len(parts) - 1)
@@ -96,7 +96,7 @@ def _held(
 
 
 def step_band(model: Transformer, run: TrainingRun, tail: Sequence[Part], hardware: Hardware) -> Band:
-    """As a plan has it: such a step nobody measured."""
+    """Error band as for a plan: nobody measured steps of this kind."""
     split = store_of(model, run, hardware).costs(((TENSOR, run.tp),), run.micro_batch)[0].split
     seconds = families(BuiltTransformer(split.program, split.graph, split.mesh), hardware, model.layers)
     seconds = {name: duration * run.micro_batches / run.pp for name, duration in seconds.items()}

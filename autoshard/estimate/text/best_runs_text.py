@@ -21,7 +21,7 @@ _WIDTHS = {
 
 
 def text(runs: BestRuns, hardware: Hardware) -> str:
-    """A row a configuration, fastest first, and how sure it is that none is missing."""
+    """One row per configuration, fastest first, and how certain it is that none is missing."""
     first = runs.best[0]
     return "\n".join(
         [
@@ -53,7 +53,7 @@ def front_picture(runs: BestRuns, hardware: Hardware) -> str:
 
 
 def _table(estimates: Sequence[Estimate], hardware: Hardware) -> list[str]:
-    """How experts are shared is shown where there are some, and how sequences are where they are."""
+    """Rows of the table; columns on shared experts and shared sequences appear only if there are some."""
     rows = [_cells(item, hardware) for item in estimates]
     shown = {"ep": estimates[0].model.experts > 0, "cp": any(item.run.cp > 1 for item in estimates)}
     columns = [name for name in _WIDTHS if shown.get(name, True)]
@@ -77,7 +77,7 @@ def _again(estimate: Estimate) -> str:
 
 
 def _first(estimate: Estimate) -> list[str]:
-    """How many layers of the first row compute what again, where they differ, and how many are where."""
+    """Number of layers of the first row by what they recompute, if they differ, and the number in each part."""
     counts = ", ".join(f"{word} of {count}" for word, count in estimate.again)
     recomputed = [f"layers of the first recomputed: {counts}"] if estimate.again else []
     uneven = ", ".join(map(str, estimate.run.stage_layers))
@@ -95,7 +95,7 @@ def _certainty(runs: BestRuns) -> list[str]:
 
 
 def as_dict(runs: BestRuns, hardware: Hardware) -> dict[str, Any]:
-    """In SI units; `others_seconds` is null where all were simulated."""
+    """The result in SI units; `others_seconds` is null if all were simulated."""
     bound = runs.others_seconds if math.isfinite(runs.others_seconds) else None
     counts = {"possible": runs.possible, "fitting": runs.fitting, "simulated": runs.simulated}
     best, front = ([estimate_dict(item, hardware) for item in items] for items in (runs.best, runs.front))

@@ -1,7 +1,7 @@
-"""What torch's caching allocator takes of a device for tensors that come and go: it keeps what it took.
+"""Memory that torch's caching allocator reserves for tensors that come and go: it keeps its segments.
 
-By CUDACachingAllocator of torch 2 with its defaults. Sizes are rounded up to 512 bytes. A tensor gets the smallest free
-block of its pool that holds it, and what is left of that is a block again; where none does, the allocator takes a
+Follows CUDACachingAllocator of torch 2 with its defaults. Sizes are rounded up to 512 bytes. A tensor gets the smallest
+free block of its pool that holds it, and the rest of that becomes a block again; if none does, the allocator takes a
 segment of 2 MiB for tensors up to 1 MiB, of 20 MiB up to 10 MiB, and else of the tensor's size in multiples of 2 MiB.
 Freed neighbours of a segment join. Segments that it gives back when a device is full are not modelled.
 """
@@ -52,7 +52,7 @@ class CachingAllocator:
     _numbers: Iterable[int] = field(default_factory=count)
 
     def allocate(self, size_bytes: float) -> _AllocatorBlock:
-        """A block for a tensor."""
+        """Allocates a block for a tensor."""
         size = max(ROUND_BYTES, math.ceil(size_bytes / ROUND_BYTES) * ROUND_BYTES)
         small = size <= SMALL_BYTES
         free = self._free[small]
@@ -67,7 +67,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: _AllocatorBlock) -> None:
-        """Its tensor is gone: it joins the free blocks beside it."""
+        """Frees a tensor's block, which joins free neighbours."""
         block.used = False
         for other in (block.before, block.after):
             if other is not None and not other.used:
@@ -113,7 +113,7 @@ class CachingAllocator:
 
 
 def reserved_bytes(lives: Iterable[Life]) -> int:
-    """Bytes of the segments after all `lives`; what ends with a step is gone before what starts with the next."""
+    """Bytes of the segments after all `lives`; those that end with a step are freed before the next step's start."""
     starts: dict[int, list[int]] = defaultdict(list)
     ends: dict[int, list[int]] = defaultdict(list)
     sizes = {}

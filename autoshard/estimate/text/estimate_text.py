@@ -16,7 +16,7 @@ from autoshard.units import MICROSECONDS, format_bytes, format_flop_rate, format
 
 
 def text(step: Estimate, hardware: Hardware) -> str:
-    """What is estimated, where a step's time goes, and what fills the memory."""
+    """Text of an estimate: its inputs, where a step's time goes, and what fills the memory."""
     model, run = step.model, step.run
     shared = f"cp={run.cp}," if run.cp > 1 else ""
     shared += f"ep={run.ep} of dp," if run.ep > 1 else ""
@@ -61,7 +61,7 @@ def _reserved_bytes(step: Estimate, hardware: Hardware) -> float | None:
 
 
 def _experts(step: Estimate) -> list[str]:
-    """What the layers have in place of a feed-forward layer."""
+    """Line on the experts that replace the layers' feed-forward layer."""
     model = step.model
     if not model.experts:
         return []
@@ -74,7 +74,7 @@ def _experts(step: Estimate) -> list[str]:
 
 
 def _uneven(step: Estimate) -> list[str]:
-    """Layers of each part of the pipeline, where they differ."""
+    """Layers of each part of the pipeline, if they differ."""
     layers = part_layers(step.model, step.run)
     if len(set(layers)) == 1:
         return []
@@ -84,7 +84,7 @@ def _uneven(step: Estimate) -> list[str]:
 
 
 def _ignored(step: Estimate) -> list[str]:
-    """Settings that say nothing at these sizes."""
+    """Settings without effect at these sizes."""
     run = step.run
     idle = {
         "--sequence-parallel": run.sequence_parallel and run.tp == 1,
@@ -97,7 +97,7 @@ def _ignored(step: Estimate) -> list[str]:
 
 
 def _shown(step: Estimate) -> list[tuple[str, float]]:
-    """But what is left of a soft maximum where one side decides: nanoseconds of waiting in a step of seconds."""
+    """Parts to show: not a soft maximum's residue where one side dominates, nanoseconds in a step of seconds."""
     return [(name, seconds) for name, seconds in step.parts if seconds > 1e-6 * step.step_seconds]
 
 
@@ -119,7 +119,7 @@ def _verdict(size: float, room: float) -> str:
 
 
 def as_dict(step: Estimate, hardware: Hardware) -> dict[str, Any]:
-    """The same, in SI units."""
+    """The estimate as a dict, in SI units."""
     return {
         "model": asdict(step.model),
         "run": asdict(step.run),

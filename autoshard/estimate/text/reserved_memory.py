@@ -1,9 +1,9 @@
-"""What the caching allocator reserves for an estimate: its layers unrolled, and their tensors given to the allocator.
+"""Memory that the caching allocator reserves for an estimate: its layers unrolled, their tensors allocated.
 
-The program has two layers. Those of the model are made of them: forward as the first, but for the last one; backward as
-the last, but for the first one. A layer that is computed again has its kept tensors from the start of its backward on.
-Two micro-batches, or two steps where each drops its gradients, follow each other. A kernel's working memory is in
-pieces of its largest tensor in float32.
+The program has two layers. Those of the model are copies of them: forward as the first, except the last one; backward
+as the last, except the first one. A recomputed layer has its kept tensors from the start of its backward on. Two
+micro-batches, or two steps if each drops its gradients, follow each other. A kernel's working memory is in pieces of
+its largest tensor in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FRONT, _FIRST, _LAST, _HEAD = range(4)  # parts of the program: what is before 
 
 
 def reserved_memory(model: Transformer, run: TrainingRun, hardware: Hardware) -> float | None:
-    """Bytes of a device; None with pipeline stages, whose order of slots it does not follow."""
+    """Reserved bytes of a device; None with pipeline stages, whose order of slots is not modelled."""
     if run.pp > 1:
         return None
     step = _UnrolledStep(build(model, run, hardware), model, run)
@@ -50,7 +50,7 @@ def reserved_memory(model: Transformer, run: TrainingRun, hardware: Hardware) ->
 
 
 class _UnrolledStep:
-    """The forward and backward of all layers; a step of the program, and a copy of a layer, are one of its steps."""
+    """The forward and backward of all layers, as steps: a step of the program, or one in a copy of a layer."""
 
     def __init__(self, built: BuiltTransformer, model: Transformer, run: TrainingRun) -> None:
         self.built, self.model, self.run = built, model, run
@@ -69,7 +69,7 @@ class _UnrolledStep:
         return next(i for i, module in enumerate(self.modules) if module == path or module.startswith(f"{path}."))
 
     def at(self, step: int, copy: int) -> int:
-        """The time of a step of the program, in that copy of a layer where it is one of a layer."""
+        """Time of a step of the program; in that copy of a layer, if it belongs to a layer."""
         if step >= 2 * self.count:
             return 2 * self.forward + step - 2 * self.count
         if step >= self.count:
@@ -83,12 +83,12 @@ class _UnrolledStep:
         return self.starts[_FIRST] + self.each * self.model.layers
 
     def part(self, step: int) -> int:
-        """Which part a step of the program's forward or backward is in."""
+        """The part that a step of the program's forward or backward is in."""
         position = min(step, 2 * self.count - 1 - step) if step < 2 * self.count else 0
         return max(part for part, start in enumerate(self.starts) if position >= start)
 
     def resident(self) -> tuple[float, ...]:
-        """Weights and states; gradients where a micro-batch finds those of another."""
+        """Resident bytes: weights and states; gradients if a micro-batch finds those of another."""
         counts = stage_parameters(self.built, self.model, self.run, 0)
         weights, gradients, optimizer = resident(self.built, self.run, counts)
         outermost = gathered_outside(self.built, self.run, counts, self.model.layers)
@@ -107,7 +107,7 @@ class _UnrolledStep:
                     yield from self._lives_of(span, origin, gone)
 
     def _cached(self, alive: set[str]) -> Iterator[Life]:
-        """Results that recomputation by operators keeps though no backward reads them, of every layer."""
+        """Lives of results that recomputation by operators keeps though no backward reads them, for every layer."""
         for step in kept_operators(self.built):
             sizes = {name: self.program.largest[name].bytes for name in results_of(self.program.instructions[step])}
             for copy in range(self.model.layers):
@@ -115,13 +115,13 @@ class _UnrolledStep:
                 yield from ((at, 2 * self.forward - 1 - at, float(sizes[name])) for name in sizes if name not in alive)
 
     def _is_made(self, span: Span) -> bool:
-        """Whether it comes and goes with a micro-batch; gradients of parameters are `_weights`."""
+        """Does the span come and go with a micro-batch? Gradients of parameters are in `_weights`."""
         if span.held.kind == WORKING:
             return not self.model.fused_loss
         return span.held.kind in ("activation", "extra", "gradient") and span.last < 2 * self.count
 
     def _copies(self, span: Span) -> Iterator[tuple[int, int]]:
-        """Which copy of a layer a span is made in, and which it ends in."""
+        """Pairs of layer copies: the one in which a span is made, and the one in which it ends."""
         origin, gone, top = self.part(span.start), self.part(span.last), self.model.layers - 1
         if origin == _FIRST and span.start < self.count:
             ends = 1 if gone == _LAST else 0
@@ -143,7 +143,7 @@ class _UnrolledStep:
             yield first, last, size
 
     def _kept(self, span: Span, origin: int, whole: Life) -> Iterator[Life]:
-        """For backward: all the time, made again there, or as a shard in between."""
+        """Lives of a value kept for backward: all the time, recomputed there, or as a shard in between."""
         first, last, size = whole
         end = self._recomputed(span.start)
         read = self.read_last.get(span.held.name, span.start)
@@ -159,7 +159,7 @@ class _UnrolledStep:
             yield first, last, size
 
     def _recomputed(self, step: int) -> int | None:
-        """The last step of what runs again with that step of the forward; None where it does not."""
+        """Last step recomputed together with this step of the forward; None if it is not recomputed."""
         part = self.part(step)
         if part not in (_FIRST, _LAST) or self.run.recompute == "none":
             return None
@@ -182,7 +182,7 @@ class _UnrolledStep:
         return max(1, round(span.held.bytes / (FLOAT32_BYTES * largest)))
 
     def _weights(self) -> Iterator[Life]:
-        """What is gathered and scattered of layers, and gradients that were not there before."""
+        """Lives of layers' gathered weights and scattered gradients, and of new gradients."""
         run, built = self.run, self.built
         gathers, ahead, end = gathered_weights(built, run), int(run.overlap), self.length - 1
         of_layer = layer_gradients(built, run) * (not run.keeps_gradients)

@@ -1,18 +1,18 @@
-"""The least that a device can hold at its fullest moment, whatever the plan: a bound on the simulated peak.
+"""Lower bound on the memory of a device's fullest moment, for every plan: a bound on the simulated peak.
 
-The solver's count is none: it has gradients for the whole step, and a value once for each layout that it is kept in.
-Here a moment has only what every program of the formulation holds then, `simulation.memory_curve` being the judge:
+The solver's count is no bound: it has gradients for the whole step, and a value once for each layout that it is kept
+in. Here a moment has only what every program of the formulation holds then, by `simulation.memory_curve`:
 
 - always: each parameter and its optimizer state, buffers and inputs, as they are stored;
 - at the forward and at the backward of an operator: of each storage that an operator up to it keeps for its own
   backward one value, as the keeping operator reads it; masks and statistics of these operators;
-- at the forward besides: what the operator reads, makes and works with;
-- at its backward besides: the gradients of these;
+- at the forward also: what the operator reads, makes and works with;
+- at its backward also: the gradients of these;
 - at the optimizer: all gradients of parameters.
 
-Each is a sum over nodes of what one choice of each decides, so that the least over all plans is a sum of least ones. A
-storage counts once: views share it, and of what is kept in several layouts that of the first keeper is counted. A view
-counts as the least storage that it can be one of.
+Each is a sum over nodes of terms that depend on one choice each, so that the least over all plans is a sum of minima. A
+storage counts once: views share it, and if it is kept in several layouts that of the first keeper counts. A view counts
+as the smallest storage that it can share.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 @dataclass(frozen=True)
 class MemoryLowerBound:
     """Every program of a formulation holds `bytes` in the `phase` (forward or backward) of `op`, or where the optimizer
-    begins: `stored` in parameters and what trains them, inputs and buffers; `kept` for backward by operators before;
-    the rest is of the moment itself."""
+    begins: `stored` in parameters and their optimizer states, inputs and buffers; `kept` for backward by earlier
+    operators; the rest belongs to the moment itself."""
 
     bytes: float
     phase: str
@@ -48,12 +48,12 @@ class MemoryLowerBound:
 
 
 def memory_lower_bound(formulation: Formulation) -> MemoryLowerBound:
-    """The largest of the least bytes of each moment of a step."""
+    """Largest of the minimal bytes of all moments of a step."""
     return max(floors(formulation), key=lambda floor: floor.bytes)
 
 
 def floors(formulation: Formulation) -> Iterator[MemoryLowerBound]:
-    """Of each moment."""
+    """Lower bound at each moment."""
     parts = _LeastStored(formulation)
     strategies = {
         site.name: tuple(site.strategies[s] for s in allowed(formulation, n))
@@ -71,8 +71,8 @@ def floors(formulation: Formulation) -> Iterator[MemoryLowerBound]:
 
 
 class _LeastStored:
-    """Bytes at their least: `lasting` the whole step, `gradients` of parameters as the optimizer begins. `parameters`:
-    of each that must lie on the device, its own."""
+    """Minimal bytes: `lasting` during the whole step, `gradients` of parameters when the optimizer begins.
+    `parameters`: those of each parameter that must lie on the device."""
 
     def __init__(self, formulation: Formulation) -> None:
         self.graph, self.mesh = formulation.graph, formulation.mesh
@@ -97,6 +97,6 @@ class _LeastStored:
 
 
 def allowed(formulation: Formulation, n: int) -> list[int]:
-    """The choices of a node that are not forbidden by themselves."""
+    """Choices of a node that are not forbidden by themselves."""
     choices: list[int] = np.flatnonzero(np.isfinite(formulation.problem.nodes[n].seconds)).tolist()
     return choices

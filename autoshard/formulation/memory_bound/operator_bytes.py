@@ -1,4 +1,4 @@
-"""What each operator makes a device hold at least, under each of its strategies: see `memory_lower_bound`."""
+"""Minimal bytes that each operator makes a device hold, under each of its strategies: see `memory_lower_bound`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from autoshard.rules.algebra.strategy import Strategy
 
 @dataclass(frozen=True, eq=False)
 class OperatorMoments:
-    """Of an operator, by strategy: bytes kept from its forward to its backward, and those that are there beside them at
-    its forward, and at its backward."""
+    """Bytes of an operator, by strategy: those kept from its forward to its backward, and those held in addition at its
+    forward, and at its backward."""
 
     op: str
     kept: Floats
@@ -29,7 +29,7 @@ class OperatorMoments:
 
 @dataclass(frozen=True)
 class _TensorPlace:
-    """Operand or result `position` of an operator, and the tensor that stands there."""
+    """Operand or result `position` of an operator, and its tensor."""
 
     tensor: str
     position: int
@@ -52,8 +52,8 @@ def _every(op: Op) -> Iterator[_TensorPlace]:
 
 
 class OperatorBytes:
-    """`strategies[op]`: those that a plan may choose of. `stored[parameter]`: the least bytes of it on a device; of one
-    that may lie elsewhere nothing is said."""
+    """`strategies[op]`: those that a plan may choose from. `stored[parameter]`: the least bytes of it on a device;
+    absent for one that may lie elsewhere."""
 
     def __init__(
         self, graph: Graph, mesh: Mesh, strategies: Mapping[str, Sequence[Strategy]], stored: Mapping[str, float]
@@ -64,7 +64,7 @@ class OperatorBytes:
         self.keeper = self._keepers()
 
     def moments(self) -> Iterator[OperatorMoments]:
-        """Of each operator, in order."""
+        """Moments of each operator, in order."""
         for index, op in enumerate(self.graph.ops):
             places = list(self._kept(op, index))
             beside, gradients = list(self._beside(op, index)), list(self._gradients(op))
@@ -75,8 +75,8 @@ class OperatorBytes:
     # --- which storages count, and where ---
 
     def _keepers(self) -> dict[str, tuple[int, _TensorPlace]]:
-        """Storage -> the first operator that keeps it for its backward, where there is one that does under all its
-        strategies the first of these, and where it stands there."""
+        """Storage -> the first operator that keeps it for its backward, if some operator does so first under all its
+        strategies, and its position there."""
         sure: dict[str, tuple[int, _TensorPlace]] = {}
         perhaps: dict[str, tuple[int, _TensorPlace]] = {}
         for index, op in enumerate(self.graph.ops if self.graph.loss else ()):
@@ -88,32 +88,32 @@ class OperatorBytes:
         return {root: where for root, where in (perhaps | sure).items() if root not in fixed}
 
     def _without(self, op: Op) -> frozenset[int]:
-        """The operands that it does not keep under some strategy."""
+        """Operands that the operator does not keep under some strategy."""
         operands: set[int] = set()
         for strategy in self.strategies[op.name]:
             operands.update(self._kept_otherwise(op, strategy)[0])
         return frozenset(operands)
 
     def _kept(self, op: Op, index: int) -> Iterator[_TensorPlace]:
-        """What counts as kept by this operator."""
+        """Places that count as kept by this operator."""
         keepers = (self.keeper.get(self.storage.root[place.tensor]) for place in _every(op))
         yield from dict.fromkeys(keeper[1] for keeper in keepers if keeper is not None and keeper[0] == index)
 
     def _beside(self, op: Op, index: int) -> Iterator[_TensorPlace]:
-        """What it reads and makes that does not count as kept by it or one before it; of parameters see `_bytes`."""
+        """Operands and results not counted as kept by this or an earlier operator; for parameters see `_bytes`."""
         for root, place in self._once(op):
             later = self.keeper[root][0] > index if root in self.keeper else root not in self.storage.lasting
             if later or (place.tensor in self.stored and not place.made):
                 yield place
 
     def _gradients(self, op: Op) -> Iterator[_TensorPlace]:
-        """Of what it reads and makes, where it has a backward."""
+        """Operands and results with a gradient, if the operator has a backward."""
         if self.graph.loss and any(self.graph.tensor(name).requires_grad for name in op.results):
             without = self.storage.lasting | self.storage.no_gradient
             yield from (place for root, place in self._once(op) if root not in without)
 
     def _once(self, op: Op) -> Iterator[tuple[str, _TensorPlace]]:
-        """Each storage, and where it stands first."""
+        """Each storage, and its first place."""
         first: dict[str, _TensorPlace] = {}
         for place in _every(op):
             first.setdefault(self.storage.root[place.tensor], place)
@@ -129,8 +129,8 @@ class OperatorBytes:
         beside: Sequence[_TensorPlace],
         gradients: Sequence[_TensorPlace],
     ) -> tuple[float, float, float]:
-        """(kept, forward, backward) under a strategy. A parameter is stored as it is read, or is there beside what is
-        stored: together no less than the least stored and what the larger of the two takes more."""
+        """(kept, forward, backward) under a strategy. A parameter is stored as it is read, or the read copy is
+        additional: together no less than the least stored and what the larger of the two takes more."""
         if strategy.host:
             return 0.0, 0.0, 0.0
         locals_ = local_tensors(self.graph, op, strategy, self.mesh)
@@ -143,7 +143,7 @@ class OperatorBytes:
         return sum(sizes) + extra, forward, backward if gradients else 0.0
 
     def _kept_otherwise(self, op: Op, strategy: Strategy) -> tuple[tuple[int, ...], float]:
-        """The operands that are not kept, and the bytes that are kept beside values."""
+        """Operands that are not kept, and the bytes that are kept in addition to values."""
         if strategy.host or self.graph.loss is None:
             return tuple(range(len(op.operands))), 0.0
         operands, results = local_tensors(self.graph, op, strategy, self.mesh)

@@ -1,4 +1,4 @@
-"""Of which storage a tensor is one, in the unsharded graph, and how little of it a device can hold."""
+"""Storage that each tensor shares in the unsharded graph, and the least of it that a device can hold."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from autoshard.rules.algebra.strategy import Strategy
 class ViewStorage:
     """`root[tensor]`: the tensor that first held its storage; a program has one storage of it, or one for each layout.
 
-    `lasting`: roots that nothing makes, inputs, parameters and buffers. `no_gradient`: roots of which some view has no
-    gradient.
+    `lasting`: roots that no operator makes: inputs, parameters and buffers. `no_gradient`: roots of which some view has
+    no gradient.
     """
 
     def __init__(self, graph: Graph, mesh: Mesh, strategies: Mapping[str, Sequence[Strategy]]) -> None:
@@ -38,8 +38,8 @@ class ViewStorage:
         self._under: dict[str, dict[Layout, float]] = {}
 
     def least(self, tensor: str, layout: Layout) -> float:
-        """Bytes of the storage of `tensor` where it is read in `layout`: its own, or that of what it is a view of,
-        under the strategy of the view that takes least."""
+        """Bytes of the storage of `tensor` if it is read in `layout`: its own, or that of the tensor it is a view of,
+        under the view's cheapest strategy."""
         key = tensor, layout
         if key not in self._sizes:
             size_bytes = activation_bytes(self.graph.tensor(tensor), layout, self.mesh)
@@ -48,7 +48,7 @@ class ViewStorage:
         return self._sizes[key]
 
     def _views(self, tensor: str) -> dict[Layout, float]:
-        """Layout of a view, as its operator makes it -> the least of what it is a view of."""
+        """Layout of a view, as its operator makes it -> the least bytes of the tensor it is a view of."""
         if tensor not in self._under:
             source, name = self.viewed[tensor]
             op, sizes = self.graph.by_op[name], self._under.setdefault(tensor, {})

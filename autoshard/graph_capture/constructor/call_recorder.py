@@ -54,7 +54,7 @@ class CallRecorder:
     # --- watching ---
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """One call that has just run."""
+        """Record one call that has just run."""
         inputs = list(_tensors((tuple(args), dict(kwargs))))
         outputs = list(_tensors(result))
         written = _written(func, args, kwargs)
@@ -103,15 +103,15 @@ class CallRecorder:
         return len(self.steps) - 1
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """The numbers of `tensor` come from something that no call shows."""
+        """Note that the numbers of `tensor` come from something that no call shows."""
         self.unknown.add(self._storage(tensor))
 
     def given(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """`tensor` has no numbers of its own, but these."""
+        """Note that the numbers of `tensor` are `values`, not the result of a call."""
         self.named[self._place(tensor)] = f"%{self._leaf(values)}"
 
     def _storage(self, tensor: torch.Tensor) -> int:
-        """A number of its own for each storage, though an address may be used again."""
+        """Number of a storage: a separate one for each, though an address may be used again."""
         storage = tensor.untyped_storage()
         entry = self.alive.get(storage._cdata)
         if entry is None or entry[0].expired():
@@ -139,7 +139,7 @@ class CallRecorder:
         return plain
 
     def _reference(self, tensor: torch.Tensor) -> str:
-        """What a later call names `tensor` by; a view that no call made is taken from another of its storage."""
+        """Name of `tensor` for later calls; a view that no call made is taken from another tensor of its storage."""
         place = self._place(tensor)
         if place not in self.named:
             base = next((name for other, name in self.named.items() if other[:2] == place[:2]), None)
@@ -208,7 +208,7 @@ class CallRecorder:
         return sorted(wanted)
 
     def _uncovered(self, wanted: Sequence[int]) -> list[int]:
-        """Less what is written to a storage and covered before anything looks at it."""
+        """The steps, without writes to a storage that are covered before anything reads it."""
         pending: dict[int, list[int]] = defaultdict(list)
         dropped: set[int] = set()
         for number in wanted:
@@ -223,7 +223,7 @@ class CallRecorder:
         return [number for number in wanted if number not in dropped]
 
     def _all_filled(self, numbers: Sequence[int]) -> bool:
-        """False where a storage begins as whatever memory holds, and no call covers all of it."""
+        """False if a storage begins as uninitialised memory and no call covers all of it."""
         steps = [self.steps[number] for number in numbers]
         covered = {storage for step in steps if step.kind == "cover" for storage in step.writes}
         return all(step.writes <= covered for step in steps if _is_empty(step.call))

@@ -55,7 +55,7 @@ class InitWatcher(TorchDispatchMode):
         return result
 
     def __enter__(self) -> Any:
-        """Besides: what on meta leaves no trace (trunc_normal_, numbers given to torch.tensor) is recorded."""
+        """Record, too, what leaves no trace on meta (trunc_normal_, numbers given to torch.tensor)."""
         self.original = torch.nn.init._no_grad_trunc_normal_
         torch.nn.init._no_grad_trunc_normal_ = self._trunc_normal
         self.literals = _Literals(self)
@@ -68,7 +68,7 @@ class InitWatcher(TorchDispatchMode):
         torch.nn.init._no_grad_trunc_normal_ = self.original
 
     def literal(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """`tensor` has no values, but was made from these."""
+        """Note that `tensor` was made from these values, and has none itself."""
         self.recorder.given(tensor, values)
         if values.numel() == 1 and not values.is_complex():
             self.known[_storage(tensor)] = (tensor.untyped_storage(), ("constant", float(values)))
@@ -86,7 +86,7 @@ class InitWatcher(TorchDispatchMode):
         return self.known.get(_storage(tensor), (None, ()))[1]
 
     def calls(self, tensor: torch.Tensor) -> tuple[RecipeCall, ...]:
-        """What makes `tensor` where `init_of` does not say all: it has no name, or a part starts otherwise."""
+        """Calls that make `tensor`, if its initialisation has no name or a part starts otherwise; else ()."""
         if self.init_of(tensor) and _storage(tensor) not in self.partly:
             return ()
         return self.recorder.calls(tensor)

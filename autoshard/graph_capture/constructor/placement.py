@@ -1,4 +1,4 @@
-"""Where a constructor's tensors lie: on meta; or, where it reads values, only what is large; or all on the CPU."""
+"""Placement of a constructor's tensors: on meta; or only large ones on meta, if it reads values; or all on the CPU."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WITH_MORE_VALUES = {"meta": LARGE_ON_META, LARGE_ON_META: "cpu"}
 
 @contextlib.contextmanager
 def placed(where: str) -> Iterator[Callable[[], bool]]:
-    """New tensors are made there: "meta", "cpu" or `LARGE_ON_META`. Says whether the model's code asked of a tensor
-    if it has values: then it builds another model without them."""
+    """Context that makes new tensors at `where`: "meta", "cpu" or `LARGE_ON_META`. Yields a test: did the model's code
+    ask a tensor whether it has values? Then it builds another model without them."""
     if where == LARGE_ON_META:
         with _LargeOnMeta():
             yield lambda: False
@@ -33,7 +33,7 @@ def placed(where: str) -> Iterator[Callable[[], bool]]:
 
 
 def needs_values(error: BaseException) -> bool:
-    """Whether a constructor failed for what a tensor on meta has not."""
+    """True if a constructor failed for something that a tensor on meta lacks."""
     return isinstance(error, NotImplementedError | RuntimeError | TypeError) and "meta" in str(error).lower()
 
 
@@ -69,7 +69,7 @@ class _LargeOnMeta(TorchFunctionMode):
 
 
 def _writes(func: Any, kwargs: Any) -> bool:
-    """In place: what it would write into a copy on meta would be lost."""
+    """Does the call write in place? What it writes into a copy on meta would be lost."""
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
         return name.startswith("__i") or name in ("__setitem__", "__set__")

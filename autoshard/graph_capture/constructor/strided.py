@@ -1,4 +1,4 @@
-"""`as_strided` reads memory as it lies: here it reads a tensor whose dims are in the order of its memory."""
+"""Makes `as_strided`, which reads memory as it lies, read a tensor whose dims are in the order of its memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HINT = "x.contiguous() before it, or x.unfold(...): how a tensor lies in memory
 
 
 def in_memory_order(graph: fx.Graph) -> None:
-    """In place: the operand of each `as_strided` is permuted until it is contiguous. CaptureError where none is."""
+    """Permute, in place, the operand of each `as_strided` until it is contiguous. CaptureError where none is."""
     for node in list(graph.nodes):
         if op_name(node) == "as_strided":
             value = node.args[0].meta["val"]

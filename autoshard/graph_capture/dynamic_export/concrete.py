@@ -33,12 +33,12 @@ def concrete(program: Any, dims: Mapping[str, tuple[tuple[str, int], int]]) -> A
 
 
 def places_at(sizes: Sequence[DynamicSize], point: Sequence[int]) -> dict[str, tuple[tuple[str, int], int]]:
-    """Of each size its first dim, and the size at this point."""
+    """First dim of each size, and the size at this point, by name."""
     return {dynamic.name: (dynamic.dims[0], size) for dynamic, size in zip(sizes, point, strict=True)}
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """With graphs of its own, submodules of regions too; tensors are shared."""
+    """Copy of the module with separate graphs, also in submodules of regions; tensors are shared."""
     copied = fx.GraphModule(module, fx.Graph())
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -57,7 +57,7 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _values(graph: fx.Graph, dims: Mapping[str, tuple[tuple[str, int], int]]) -> _Values:
-    """What each of torch's symbols is."""
+    """Value of each of torch's symbols. CaptureError if the model fixes one of the sizes."""
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     values: _Values = {}
     for name, ((placeholder, dim), size) in dims.items():
@@ -73,7 +73,7 @@ def _values(graph: fx.Graph, dims: Mapping[str, tuple[tuple[str, int], int]]) ->
 
 
 def _fold(module: fx.GraphModule, values: _Values, known: dict[Any, int]) -> None:
-    """In place."""
+    """Replace symbols by numbers, in place."""
     numbers: dict[fx.Node, Any] = {}
     for node in list(module.graph.nodes):
         value = node.meta.get("val")
@@ -110,7 +110,7 @@ def _concrete_value(value: Any, values: _Values, known: dict[Any, int]) -> Any:
 
 
 def _number(value: Any, values: _Values, known: dict[Any, int]) -> Any:
-    """Of a size, or a number that follows from sizes."""
+    """Number for a size or an expression of sizes; others stay. CaptureError if the inputs' sizes don't give it."""
     if not isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat):
         return value
     expression = value.node.expr
@@ -125,19 +125,19 @@ def _number(value: Any, values: _Values, known: dict[Any, int]) -> Any:
 
 
 def with_sizes(examples: Sequence[Tensor], samples: int, length: int) -> tuple[Tensor, ...]:
-    """With `samples` in place of their own, and sequences of `length`; of none where they have none."""
+    """Examples with `samples` in place of their own, and sequences of `length`; 0 if they have no sequences."""
     heads = [x.shape[0] for x in examples if x.dim()]
     batched = with_samples(examples, max(heads, key=heads.count, default=0), samples)
     return with_length(batched, length) if length else batched
 
 
 def with_samples(examples: Sequence[Tensor], batch: int, count: int) -> tuple[Tensor, ...]:
-    """Those whose dim 0 has `batch` samples get `count`, the same ones over and over, in the same order in memory."""
+    """Resize examples whose dim 0 is `batch` to `count` samples: their own, repeated, in the same order in memory."""
     return tuple(resized(x, 0, count) if x.shape[:1] == (batch,) else x for x in examples)
 
 
 def with_length(examples: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
-    """Those with sequences get some of `count`, their own over and over."""
+    """Resize the sequence dims of examples to `count`, repeating their own values."""
     _, dims = sequence_dims([tuple(x.shape) for x in examples], [x.dtype.is_floating_point for x in examples])
     lengthened = []
     for x, x_dims in zip(examples, dims, strict=True):

@@ -35,7 +35,7 @@ class DynamicDims:
 
     @property
     def planned(self) -> tuple[int, ...]:
-        """The largest of each; of those without a limit the example's, or the first above."""
+        """Largest of each size; without a limit, that of the example, or the first above."""
         largest = []
         for (declared, _), example in zip(self.sizes, self.examples, strict=True):
             symbol = declared.symbol
@@ -44,7 +44,7 @@ class DynamicDims:
         return tuple(largest)
 
     def sizes_of(self, inputs: Sequence[str]) -> tuple[DynamicSize, ...]:
-        """As a graph has them, with inputs of these names."""
+        """Dynamic sizes as a graph has them, with inputs of these names."""
         return tuple(
             DynamicSize(
                 size.name,
@@ -72,7 +72,7 @@ class DynamicDims:
         return tuple(traced)
 
     def shapes(self, count: int) -> tuple[dict[int, Any], ...]:
-        """As `torch.export.export` takes them, for `count` inputs."""
+        """Shapes as `torch.export.export` takes them, for `count` inputs."""
         shapes: list[dict[int, Any]] = [{} for _ in range(count)]
         for declared, dims in self.sizes:
             dim_of = _dim(declared)
@@ -82,7 +82,7 @@ class DynamicDims:
 
 
 def _dim(declared: Declared) -> Any:
-    """torch's Dim: `divisor * _n + remainder`. Its least is 2 in a trace, whatever is said."""
+    """torch's Dim: `divisor * _n + remainder`. Its least is 2 in a trace, whatever was declared."""
     symbol = declared.symbol
     limits = {"min": max(1, (symbol.least - symbol.remainder) // symbol.divisor)}
     if symbol.most:
@@ -94,8 +94,8 @@ def _dim(declared: Declared) -> Any:
 
 
 def dynamic_dims(model: torch.nn.Module, inputs: Sequence[torch.Tensor], texts: Sequence[str]) -> DynamicDims | None:
-    """What `texts` declare, or else the model's `set_inputs`; None where nothing does. UsageError where two sizes have
-    one dim, or dims of one size differ in the example inputs."""
+    """Dynamic dims that `texts` declare, or else the model's `set_inputs`; None if neither does. UsageError if two
+    sizes have one dim, or dims of one size differ in the example inputs."""
     call = getattr(model.forward, "call", None)
     names = call.names if call else list(inspect.signature(model.forward).parameters)[: len(inputs)]
     names = [*names, *map(str, range(len(names), len(inputs)))]
@@ -128,7 +128,7 @@ _SIZE = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?\.size\(\)\[(\d+)\]")  # of an in
 
 @dataclass
 class Guards:
-    """What a trace asked of its symbols: (condition, the model's line that asks it); and where each symbol is from."""
+    """Guards of a trace: (condition on its symbols, the model's line that asks it); and the source of each symbol."""
 
     asked: list[tuple[Any, str]] = field(default_factory=list)
     sources: dict[str, tuple[int, int]] = field(default_factory=dict)  # symbol -> (input, dim)
@@ -136,7 +136,7 @@ class Guards:
 
 @contextmanager
 def noting_guards(names: Sequence[str]) -> Iterator[Guards]:
-    """Of what is traced within. `names`: of the forward's inputs."""
+    """Collect the guards of what is traced within. `names`: of the forward's inputs."""
     usual, guards = ShapeEnv.produce_guards_verbose, Guards()
     created = ShapeEnv.create_symbol
 
@@ -227,8 +227,8 @@ _SIDES = "ranges that stay on one side; or a plan for each side"
 
 
 def _sizes(declared: Declared) -> Iterator[int]:
-    """Allowed ones, from 2 on: of 0 and 1 torch asks nothing in a trace. Of a long range some, evenly spread, with both
-    ends."""
+    """Allowed sizes from 2 on (of 0 and 1 torch asks nothing in a trace). Of a long range some, evenly spread, with
+    both ends."""
     symbol = declared.symbol
     first = (symbol.least - symbol.remainder) // symbol.divisor
     last = (symbol.most - symbol.remainder) // symbol.divisor if symbol.most else first + 10 * MOST_UNITS
@@ -272,7 +272,7 @@ def _exported(dims: DynamicDims, module: torch.nn.Module, inputs: tuple[Any, ...
 
 
 def _by_argument(module: torch.nn.Module, shapes: tuple[dict[int, Any], ...]) -> Any:
-    """As the forward takes its inputs: one by one, or all in one starred argument."""
+    """Shapes as the forward takes its inputs: one by one, or all in one starred argument."""
     parameters = list(inspect.signature(module.forward).parameters.values())
     starred = bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
     return (shapes,) if starred else shapes

@@ -1,4 +1,4 @@
-"""What Python, and torch's own Python code, would make a number of while a trace has symbols for sizes."""
+"""Keeps sizes symbolic in a trace where Python, or torch's own Python code, would make numbers of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def keeping_symbols() -> Iterator[None]:
 
 
 def as_if_traced() -> AbstractContextManager[Any]:
-    """Within, `torch.jit.is_tracing()` is true: where there are two ways to compute the same, one for the size of the
-    weights, one for any size, models of transformers then take the second."""
+    """Context in which `torch.jit.is_tracing()` is true: of two ways to compute the same, one for the size of the
+    weights and one for any size, models of transformers then take the second."""
     return mock.patch.object(torch.jit, "is_tracing", lambda: True)
 
 
@@ -34,7 +34,7 @@ _USUAL = len
 
 
 def _length(value: Any, /) -> Any:
-    """Python's own takes no symbol."""
+    """`len` that takes symbols, which Python's does not."""
     return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else _USUAL(value)
 
 

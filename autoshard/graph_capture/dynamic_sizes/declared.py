@@ -40,7 +40,7 @@ class Shape:
 
 
 def parse(texts: Iterable[str]) -> tuple[Declared, ...]:
-    """Of options such as `batch=8..512/8,sequence=128..4096/64` or `width=32..256/32@pixels.3`. UsageError."""
+    """Parse options like `batch=8..512/8,sequence=128..4096/64` or `width=32..256/32@pixels.3`. Raises UsageError."""
     by_name: dict[str, Declared] = {}
     for text in (part.strip() for option in texts for part in option.split(",")):
         match = _ONE.fullmatch(text)
@@ -70,8 +70,8 @@ def parse(texts: Iterable[str]) -> tuple[Declared, ...]:
 def set_inputs(model: Any, *inputs: Any) -> Any:
     """Declare which dims of the inputs of `model` are dynamic, as `Cell.set_inputs` of MindSpore does; returns it.
 
-    Each of `inputs` is the shape of one input: ints, `None` (any size) and `Symbol`s; or something with such a `shape`.
-    The same Symbol on several dims is one size. A plan of the model is then one for all of these sizes.
+    Each of `inputs` is the shape of one input: ints, `None` (any size) and `Symbol`s; or something with a `shape` like
+    this. The same Symbol on several dims is one size. A plan of the model is then one for all of these sizes.
     """
     for number, one in enumerate(inputs):
         shape = getattr(one, "shape", one)
@@ -87,7 +87,7 @@ def set_inputs(model: Any, *inputs: Any) -> Any:
 
 
 def of_model(model: Any, shapes: Sequence[Shape]) -> tuple[Declared, ...]:
-    """What `set_inputs` declared. UsageError where it does not fit the example inputs."""
+    """Sizes that `set_inputs` declared. UsageError if they do not fit the example inputs."""
     declared = getattr(model, _INPUTS, None)
     if declared is None:
         return ()

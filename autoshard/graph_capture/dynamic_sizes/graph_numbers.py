@@ -20,7 +20,7 @@ def numbers_of(graph: Graph) -> dict[str, int]:
 
 
 def numbers_of_op(op: Op) -> dict[str, int]:
-    """Those of its arguments."""
+    """Whole numbers in the arguments of `op`, by place."""
     return {
         place: number for name, value in op.attributes for place, number in _of_attribute(f"{op.name} {name}", value)
     }
@@ -51,7 +51,7 @@ def _placed(place: str, value: Any, numbers: Mapping[str, int]) -> Any:
 
 
 def sizes_of(graph: Graph) -> dict[str, int]:
-    """The dynamic sizes of `graph` as it is."""
+    """Current dynamic sizes of `graph`."""
     return {size.name: graph.tensor(size.dims[0][0]).shape[size.dims[0][1]] for size in graph.dynamic}
 
 

@@ -15,7 +15,7 @@ from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 
 
 def kind_of(graph: Graph, op: Op) -> tuple[object, ...]:
-    """All of an operator but its whole numbers."""
+    """Everything of an operator but its whole numbers."""
     tensors = [None if name is None else _kind(graph.tensor(name)) for name in (*op.operands, *op.results)]
     attributes = [(name, plain(value)) for name, value in op.attributes]
     return op.name, op.target, op.operands, op.results, op.module, attributes, tensors
@@ -43,7 +43,7 @@ def ends_of(graph: Graph) -> tuple[object, ...]:
 
 def follows_of(graphs: Sequence[Graph], points: Sequence[Point], names: Sequence[str]) -> tuple[Follows, ...]:
     """The numbers that differ, as polynomials; `graphs` are of one program, at `points`. CaptureError names an operator
-    that is another one at another point, or a number that has no such form."""
+    that is another one at another point, or a number that is no polynomial."""
     first = graphs[0]
     for other, point in zip(graphs[1:], points[1:], strict=True):
         _check_alike(first, other, points[0], point, names)
@@ -101,7 +101,7 @@ MOST_UNITS = 4096  # sizes of a range that are looked at; of what has no limit
 def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POINTS) -> list[Point]:
     """The planned one first, then the least, then others of the range, in which all sizes differ where they can.
 
-    None is 1: a trace is of sizes from 2 on (what it computes of 1 is for verification to compare).
+    No size is 1: a trace is of sizes from 2 on (verification compares what it computes of 1).
     """
     points = dict.fromkeys([planned, tuple(_least(size) * size.divisor + size.remainder for size in sizes)])
     draw = random.Random(0)  # the same points for the same ranges
@@ -112,12 +112,12 @@ def points_of(sizes: Sequence[DynamicSize], planned: Point, most: int = MOST_POI
 
 
 def _range(size: DynamicSize) -> range:
-    """In units."""
+    """Range of a size, in units."""
     least = _least(size)
     return range(least, (size.most - size.remainder) // size.divisor + 1 if size.most else least + MOST_UNITS + 1)
 
 
 def _least(size: DynamicSize) -> int:
-    """In units."""
+    """Least size, in units."""
     units = (size.least - size.remainder) // size.divisor
     return units + (size.least == 1 and size.most != 1)

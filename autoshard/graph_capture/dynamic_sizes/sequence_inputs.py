@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def sequence_dims(shapes: Sequence[tuple[int, ...]], floats: Sequence[bool]) -> tuple[int, list[tuple[int, ...]]]:
-    """The length, and of each input the dims that have it; 0 where no input has a sequence.
+    """Sequence length, and the dims of each input that have it; 0 if no input has a sequence.
 
     It is dim 1 of most inputs of numbers (`floats`: those that are not), (batch, sequence); of most (batch, sequence,
     width) where none has numbers.

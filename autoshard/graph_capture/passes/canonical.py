@@ -52,13 +52,13 @@ def _to(op: Op, tensors: Tensors) -> Op:
 
 
 def _swap(op: Op, tensors: Tensors) -> Op:
-    """`swapaxes` and `swapdims`, whose arguments have other names."""
+    """Rewrite `swapaxes` and `swapdims`, whose arguments have other names."""
     first, second = (value for _, value in op.attributes)
     return _exchange(replace(op, target="aten.transpose", attributes=(("dim0", first), ("dim1", second))), tensors)
 
 
 def _exchange(op: Op, tensors: Tensors) -> Op:
-    """`transpose`, of which a tensor with fewer than two dims sees nothing."""
+    """Rewrite `transpose`, which leaves a tensor with fewer than two dims unchanged."""
     return op if len(_operand(op, tensors).shape) > 1 else replace(op, target="aten.alias", attributes=())
 
 
@@ -75,7 +75,7 @@ def _reversed(op: Op, tensors: Tensors) -> Op:
 
 
 def _movedim(op: Op, tensors: Tensors) -> Op:
-    """The dims that move stand at their new places, the others in between as they were."""
+    """Permute: the dims that move stand at their new places, the others in between in their order."""
     rank = len(_operand(op, tensors).shape)
     moved, places = (_dims(op.attribute(name), rank) for name in ("source", "destination"))
     others = (dim for dim in range(rank) if dim not in moved)
@@ -97,7 +97,7 @@ def _flipped(dim: int) -> Rule:
 
 
 def _tile(op: Op, tensors: Tensors) -> Op:
-    """Fewer numbers than dims are those of the last dims."""
+    """Give `tile` a number per dim: fewer numbers than dims are those of the last dims."""
     dims = cast("tuple[int, ...]", op.attribute("dims"))
     missing = len(_operand(op, tensors).shape) - len(dims)
     return replace(op, target="aten.repeat", attributes=(("repeats", (1,) * missing + dims),))
@@ -131,7 +131,7 @@ def _split(op: Op, tensors: Tensors) -> Op:
 
 
 def _squeeze(op: Op, tensors: Tensors) -> Op:
-    """The dims that it removes are said: a shard may have dims of one element where the whole has not."""
+    """Name the dims that `squeeze` removes: a shard may have dims of one element where the whole has not."""
     shape, said = _operand(op, tensors).shape, dict(op.attributes).get("dim")
     listed = said if isinstance(said, tuple) else range(len(shape)) if said is None else (said,)
     dims = [dim % len(shape) for dim in cast("tuple[int, ...]", listed)] if shape else []
@@ -149,23 +149,23 @@ def _slice(op: Op, tensors: Tensors) -> Op:
 
 
 def _of_two(op: Op, tensors: Tensors) -> Op:
-    """`max` and `min` of two tensors are `maximum` and `minimum`; of one they are reductions."""
+    """Rewrite `max` and `min` of two tensors as `maximum` and `minimum`; of one they are reductions."""
     return replace(op, target=f"{op.target}imum") if len(op.operands) == 2 else op
 
 
 def _repeat_interleave(op: Op, tensors: Tensors) -> Op:
-    """The length of the result is no argument of its own, where the repeats are a number."""
+    """Drop the length of the result as an argument, if the repeats are a number."""
     return _with(op, output_size=None) if isinstance(dict(op.attributes).get("repeats"), int) else op
 
 
 def _attention(op: Op, tensors: Tensors) -> Op:
-    """A scale that is the default is not said: models compute it and pass it on."""
+    """Drop a scale that equals the default: models compute it and pass it on."""
     size = _operand(op, tensors).shape[-1]
     return _with(op, scale=None) if size and dict(op.attributes).get("scale") in (size**-0.5, 1 / size**0.5) else op
 
 
 def _einsum(op: Op, tensors: Tensors) -> Op:
-    """`...` and a result that is left out, in letters; as it is where sizes broadcast."""
+    """Write `...` and a missing result of an einsum in letters; unchanged where sizes broadcast."""
     shapes = [tensors[cast(str, operand)].shape for operand in op.operands]
     return _with(op, equation=in_letters(str(op.attribute("equation")), shapes))
 
@@ -233,12 +233,12 @@ def _random(kind: str, first: float, second: float, names: tuple[str, str]) -> R
 
 
 def _bernoulli(op: Op, tensors: Tensors) -> Op:
-    """With one probability for all it needs no operand."""
+    """Drop the operand of a Bernoulli draw with one probability for all."""
     return _random("bernoulli", 0.5, 0.0, ("p", ""))(op, tensors) if "p" in dict(op.attributes) else op
 
 
 def _dropout(op: Op, tensors: Tensors) -> Op:
-    """Of no element torch draws no number."""
+    """Make dropout that draws no number an alias: in evaluation, with p = 0, or of no elements."""
     active = op.attribute("train") and op.attribute("p") != 0 and 0 not in _operand(op, tensors).shape
     return op if active else replace(op, target="aten.alias", attributes=())
 

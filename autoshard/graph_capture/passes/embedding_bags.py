@@ -2,8 +2,8 @@
 
 Operands: table (v, d); ids (b, l), or (n) with offsets (b); a weight for each id, or None; result (b, d).
 torch's operator has ids in one row and three results more, which only its backward reads: bags of one length, which
-`F.embedding_bag` takes as a matrix, are a matrix again. A last offset says what the length of
-the list does, and a sparse gradient has the values of the dense one.
+`F.embedding_bag` takes as a matrix, become a matrix again. A last offset repeats the length of the list, and a sparse
+gradient has the values of the dense one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _folded(op: Op, graph: Graph) -> tuple[Op, list[tuple[Op, Tensor]]]:
 
 
 def _length(op: Op, graph: Graph) -> int | None:
-    """Of all bags, where the offsets are counted with it."""
+    """Length of every bag, if the offsets are an `arange` with that step; else None."""
     offsets = graph.producers.get(op.operands[2] or "")
     if offsets is None or offsets.target != "aten.arange" or op.attribute("include_last_offset"):
         return None

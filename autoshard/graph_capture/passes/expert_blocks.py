@@ -64,7 +64,7 @@ def _grouped_biased(weight: str, x: Pattern) -> Pattern:
 
 
 def _clipped(inner: Pattern) -> Pattern:
-    """What gpt-oss has between its products; `_clips` reads the numbers."""
+    """Pattern between the products of gpt-oss; `_clips` reads its numbers."""
     gate = ("clamp@gate", ("slice@even", inner))
     up = ("add@plus", ("clamp@up", ("slice@odd", inner)))
     return ("mul", up, ("mul", gate, ("sigmoid", ("mul@alpha", gate))))
@@ -85,7 +85,7 @@ _FORMS = (
 
 
 def fold_experts(graph: Graph) -> Graph:
-    """Every block that is one of the forms; everything else as it is."""
+    """Fold every block that is one of the forms; the rest is unchanged."""
     ops: list[Op] = []
     tensors: list[Tensor] = []
     for op in graph.ops:

@@ -57,7 +57,7 @@ def _transposed(name: str | None, graph: Graph) -> str | None:
 
 
 def _outer_input(op: Op, graph: Graph) -> Tensor | None:
-    """What a linear's input was before it was flattened to rows, if all that reads its result is reshapes."""
+    """Input of a linear before it was flattened to rows, if only reshapes read the linear's result; else None."""
     if op.target not in (LINEAR, LINEAR_IN_OUT):
         return None
     producer = graph.producers.get(op.operands[0] or "")

@@ -1,4 +1,4 @@
-"""Drops the ops that change nothing: each result is its operand. What holds no elements is not joined."""
+"""Drops the ops that change nothing: each result is its operand. Empty operands of a `cat` are dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONE = ("aten.mul", "aten.div")
 
 
 def drop_noops(graph: Graph) -> Graph:
-    """Needs `requires_grad` on the tensors: a detach that cuts no gradient is one of them."""
+    """Needs `requires_grad` on the tensors: a detach that stops no gradient is dropped, too."""
     same: dict[str, str] = {}
     ops: list[Op] = []
     for op in map(partial(_without_empty, graph), graph.ops):

@@ -1,6 +1,6 @@
-"""What a model spells out in several operators and torch has one for: GELU, SiLU, RMS norm.
+"""Formulas for what a model spells out in several operators and torch has one for: GELU, SiLU, RMS norm.
 
-A formula is Python text. Small letters and words stand for values, the same for the same; `eps` stands for a number;
+A formula is Python text. A small letter or word stands for a value, the same one each time; `eps` stands for a number;
 numbers are equal to the last bits, so that the one operator computes what the several did. Factors and terms stand in
 any order. `mean` is over the last dims, which stay with length 1.
 """
@@ -22,7 +22,7 @@ Made = Callable[["Match", Op, Graph], Op | None]
 
 @dataclass(frozen=True)
 class Match:
-    """What the words of a formula stand for, and the ops that it covers."""
+    """Match of a formula: what its words stand for, and the ops that it covers."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)

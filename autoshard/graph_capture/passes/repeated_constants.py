@@ -14,7 +14,7 @@ from autoshard.rules.operators import record
 
 
 def twice_made(graph: Graph) -> Graph:
-    """Floating constants of no operands, one for each reading of an operator."""
+    """Make floating constants without operands once for each reading of an operator."""
     ops: list[Op] = []
     tensors: list[Tensor] = []
     for op in graph.ops:
@@ -32,6 +32,6 @@ def twice_made(graph: Graph) -> Graph:
 
 
 def _is_constant(graph: Graph, maker: Op) -> bool:
-    """Random numbers are none: made twice, they would be others."""
+    """True for a constant; random numbers are none: made twice, they would differ."""
     plain = not maker.operands and record(maker.target).draws is None
     return plain and len(maker.results) == 1 and "float" in graph.tensor(maker.results[0]).dtype

@@ -35,9 +35,9 @@ def _repeat(op: Op, graph: Graph) -> Op | None:
 
 
 def fold_shared_heads(graph: Graph) -> Graph:
-    """Attention whose keys and values are repeated alike reads them as they are: `enable_gqa`.
+    """Let attention whose keys and values are repeated alike read them unrepeated: `enable_gqa`.
 
-    Not beside a mask: with one, only some of torch's kernels share heads.
+    Not with a mask: with one, only some of torch's kernels share heads.
     """
     return rewrite(graph, [_shared(op, graph) or op for op in graph.ops])
 

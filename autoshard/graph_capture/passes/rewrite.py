@@ -1,4 +1,4 @@
-"""What the passes share: new ops in, one consistent Graph out."""
+"""Graph rewriting that the passes share: new ops in, one consistent Graph out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rewrite(
 
 
 def deadcode(graph: Graph) -> Graph:
-    """Without the ops that no output, loss or buffer update needs; of what they draw it is noted that they did."""
+    """Remove ops that no output, loss or buffer update needs; if they draw random numbers, that is noted."""
     needed = {*graph.outputs, *(value for _, value in graph.buffer_updates), graph.loss}
     live: list[Op] = []
     for op in reversed(graph.ops):

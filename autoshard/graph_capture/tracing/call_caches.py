@@ -1,6 +1,6 @@
-"""Whether a forward keeps from call to call only what it would compute anew: masks, rotary tables, biases by index.
+"""Checks that a forward keeps from call to call only what it would recompute: masks, rotary tables, biases by index.
 
-A trace begins with empty caches and holds the computation: the model, if a call with full ones computes the same.
+A trace begins with empty caches and holds the computation: that is the model if a call with full ones does the same.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def cached_alike(
 
 
 def leaves(returned: Any) -> list[Any]:
-    """What a forward returned, taken apart; torch learns how to take apart the dataclasses in it."""
+    """Leaves of what a forward returned; torch learns how to take apart the dataclasses in it."""
     while learned(returned):
         pass
     return list(tree_leaves(returned))
 
 
 def learned(returned: Any) -> bool:
-    """Whether there were dataclasses in it that torch could not take apart before."""
+    """Register dataclasses in `returned` that torch could not take apart; True if there were any."""
     kinds = {type(leaf) for leaf in tree_leaves(returned) if dataclasses.is_dataclass(leaf)} - {type}
     for kind in kinds:
         torch.export.register_dataclass(kind)
@@ -90,7 +90,7 @@ def _computes_alike(program: Any, training: bool, trained: Container[str]) -> bo
 
 
 def _changes(spec: Any, signature: ExportGraphSignature, training: bool, trained: Container[str]) -> bool:
-    """Whether it has other values in another call."""
+    """True if the input of this spec has other values in another call."""
     if spec.kind is InputKind.PARAMETER:
         return training and spec.target in trained
     return spec.kind is InputKind.USER_INPUT or spec.target in signature.buffers_to_mutate.values()
@@ -102,8 +102,8 @@ def _placeholders(graph: fx.Graph, signature: ExportGraphSignature) -> list[tupl
 
 
 def _passed_on(graph: fx.Graph, changing: set[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Nodes that hand on another's value, to it: a copy, or the part of a tensor that was just written there. Not of
-    what changes from call to call, whose gradient a copy may cut off."""
+    """Nodes that hand on another's value, mapped to it: a copy, or the part of a tensor that was just written there.
+    Not for what changes from call to call, whose gradient a copy may stop."""
     sources: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         operands = [sources.get(x, x) for x in node.args if isinstance(x, fx.Node)]
@@ -136,8 +136,8 @@ def _halves(graph: fx.Graph, signature: ExportGraphSignature) -> tuple[tuple[fx.
 
 
 def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
-    """Nodes that compute alike have one number: the same operator of operands alike; inputs of both calls by place,
-    numbers that the code writes, of which each call has its own, by value."""
+    """Number of each node; nodes that compute alike share one: the same operator of operands alike; inputs of both
+    calls by place, numbers that the code writes, of which each call has its own, by value."""
     graph, signature = program.graph, program.graph_signature
     numbers: dict[Any, int] = {}
     by_node: dict[fx.Node, int] = {}
@@ -161,7 +161,7 @@ def _numbers(program: Any, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int
 
 
 def _behind(nodes: tuple[fx.Node, ...], same: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
-    """These and all that they are made of."""
+    """These nodes and all that they are made of."""
     reached: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
@@ -178,9 +178,9 @@ def _draws(node: fx.Node) -> bool:
 
 @contextmanager
 def attributes_put_back(model: Module) -> Iterator[None]:
-    """Attributes of every module as they are, with what stands in their containers: no cache outlives the context.
+    """Restore every module's attributes and what their containers hold: no cache outlives the context.
 
-    Functions of the model's files that have tensors in a `functools.lru_cache` compute them again, within and after it.
+    Functions of the model's files that have tensors in a `functools.lru_cache` recompute them, within and after it.
     """
     states = [(module, dict(module.__dict__)) for module in model.modules()]
     held = [value for _, attributes in states for value in attributes.values() if type(value) in _CONTAINERS]
@@ -200,7 +200,7 @@ def attributes_put_back(model: Module) -> Iterator[None]:
 
 
 def _cached_functions(model: Module) -> list[Any]:
-    """Those of `functools.lru_cache` in the files of the model's classes: functions, methods, also in a decorator."""
+    """Functions with a `functools.lru_cache` in the files of the model's classes: methods too, also in a decorator."""
     names = {type(part).__module__ for part in model.modules() if not type(part).__module__.startswith("torch.")}
     values = [value for name in names if name in sys.modules for value in list(vars(sys.modules[name]).values())]
     classes = [cls for cls in values if isinstance(cls, type) and cls.__module__ in names]
@@ -212,7 +212,7 @@ def _cached_functions(model: Module) -> list[Any]:
 
 
 def _empty(functions: list[Any]) -> None:
-    """Of tensors: what else a cache holds, a configuration or a model, stays the same object."""
+    """Clear caches that hold tensors; what else a cache holds (a configuration, a model) stays the same object."""
     for function in functions:
         if any(isinstance(x, torch.Tensor) for x in tree_leaves(gc.get_referents(function))):
             function.cache_clear()

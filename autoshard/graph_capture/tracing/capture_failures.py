@@ -71,13 +71,13 @@ def capture_failure(model: torch.nn.Module, error: BaseException) -> CaptureErro
 
 
 def failure_reason(error: BaseException) -> str:
-    """What of the program torch.export does not take; "" where it is another error."""
+    """Reason why torch.export does not take the program; "" for another error."""
     text = f"{type(error).__name__}: {error}"
     return next((reason for pattern, reason in _REASONS if re.search(pattern, text)), "")
 
 
 def _hint(error: BaseException) -> str:
-    """Of what torch.export does not take; where values decide, in code that the user wrote or in that of a library."""
+    """Hint for what torch.export does not take; if values decide, for the user's own code or for that of a library."""
     if (reason := failure_reason(error)) in _OWN_HINTS:
         return _OWN_HINTS[reason]
     function = library_function(error)
@@ -98,7 +98,7 @@ def function_text(function: str) -> str:
 
 
 def own_error(error: BaseException | None) -> UserError | None:
-    """What autoshard raised while torch ran the forward, whatever was made of it on its way."""
+    """Error that autoshard raised while torch ran the forward, however it was wrapped on its way; None if another."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error

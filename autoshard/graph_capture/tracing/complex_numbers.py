@@ -22,7 +22,7 @@ _PARTS = "arithmetic on the two parts: torch.view_as_real(z), or z.real and z.im
 
 
 def real_pairs(graph: fx.Graph) -> None:
-    """In place, on a functional graph. CaptureError names the first operator that has no form here."""
+    """Rewrite a functional graph in place. CaptureError names the first operator that has no form here."""
     if any(_is_complex(node.meta.get("val")) for node in graph.nodes if node.op == "call_function"):
         _Pairs(graph).run()
 
@@ -199,7 +199,7 @@ def _shape(target: Any) -> Rule:
 
 
 def _cast(p: _Pairs, node: fx.Node) -> fx.Node:
-    """To another precision, from real to complex, or (the real part) back."""
+    """Cast to another precision, from real to complex, or (the real part) back."""
     (operand, *_), value = node.args, node.meta["val"]
     if not value.dtype.is_complex:
         return p.call(aten.to.dtype, p.parts(operand)[0], value.dtype)
@@ -209,7 +209,7 @@ def _cast(p: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _along(p: _Pairs, node: fx.Node) -> fx.Node:
-    """The same operator on the pair, its dims counted from the front."""
+    """Call the same operator on the pair, with its dims counted from the front."""
     first = node.args[0]
     like = first[0] if isinstance(first, list | tuple) else first
     rank = like.meta["val"].dim() + (op_name(node) in ("unsqueeze", "stack"))
@@ -228,7 +228,7 @@ def _along(p: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _given(node: fx.Node) -> dict[str, Any]:
-    """Its arguments by name."""
+    """Arguments of a node by name."""
     names = (argument.name for argument in node.target._schema.arguments)
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
@@ -246,7 +246,7 @@ def _reduced(p: _Pairs, node: fx.Node) -> fx.Node:
 
 
 def _rolled(p: _Pairs, node: fx.Node) -> fx.Node:
-    """Without dims it rolls what is flattened."""
+    """Roll the pair; without dims, roll what is flattened."""
     arguments, pair = _given(node), p.pairs[node.args[0]]
     if arguments.get("dims"):
         return _along(p, node)

@@ -1,6 +1,6 @@
-"""What Python asks of a tensor's value while a forward is traced: answered where sizes decide it, or a guard asks.
+"""Answers to what Python asks of a tensor's value while a forward is traced, if sizes decide it or a guard asks.
 
-A guard is `assert`, a branch that only raises, or a question after inf and NaN; its usual answer is assumed, and said.
+A guard is `assert`, a branch that only raises, or a question after inf and NaN; its usual answer is assumed, and noted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Answers:
 
 
 def is_causal_mask(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Stands for torch.nn's look into a mask: it may be used as it is, so one that is not known need not be known."""
+    """Stand in for torch.nn's check of a mask: any mask may be used directly, so an unknown one need not be known."""
 
     def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         if is_causal is None and isinstance(mask, FakeTensor) and decided(mask) is None:
@@ -103,7 +103,7 @@ class FlagBuffers:
         self.asked: dict[str, str] = {}
 
     def known(self, tracer: Any) -> dict[fx.Node, str]:
-        """The traced graph's inputs that are such buffers and were not written to so far."""
+        """The traced graph's inputs that are these buffers and were not written to so far."""
         now = {path: get_proxy_slot(value, tracer, None) for path, value in self.model.named_buffers()}
         nodes = {path: slot.proxy.node for path, slot in now.items() if slot is not None and path in self.values}
         return {node: path for path, node in nodes.items() if node.op == "placeholder"}

@@ -30,7 +30,7 @@ _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._exp
 
 
 def plain_export(module: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """With the sizes of the inputs."""
+    """Export with the sizes of the inputs."""
     return torch.export.export(module, inputs, strict=False)
 
 
@@ -39,9 +39,9 @@ def export(
 ) -> tuple[Any, tuple[str, ...]]:
     """The training-IR ExportedProgram of `model(*inputs)`; parameters without values (meta) stay without.
 
-    `by`: the call of torch.export. Besides, what was assumed of values that guards ask for; `flags` may answer, and
-    remember it. What the forward does to gradients by Python code of its own is in the program as operators, or raises
-    a CaptureError.
+    `by`: the call of torch.export. Returned too: what was assumed of values that guards ask for; `flags` may answer,
+    and remember it. What the forward does to gradients by Python code of its own is in the program as operators, or
+    raises a CaptureError.
     """
     if model.training:
         refuse_hooks(model)
@@ -62,7 +62,7 @@ def export(
 def _another_way(
     model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException
 ) -> contextlib.AbstractContextManager[None] | None:
-    """In which a second trace may not end in `error`."""
+    """Context in which a second trace may not end in `error`; None if there is none."""
     if own_error(error):
         return None
     if _register_output(model, arguments, error):
@@ -76,7 +76,7 @@ _PYTHON = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueE
 
 @contextlib.contextmanager
 def _as_called() -> Iterator[None]:
-    """For models that make a mask, or skip a step, only where torch says that they are compiled or exported."""
+    """Trace as in a plain call: models may make a mask, or skip a step, only if torch says it compiles or exports."""
     originals = torch.compiler.is_compiling, torch.compiler.is_exporting
     torch.compiler.is_compiling = torch.compiler.is_exporting = lambda: False
     try:
@@ -122,7 +122,7 @@ def fake_stand_ins(model: torch.nn.Module, inputs: tuple[Any, ...], always: bool
     """The inputs, each its own tensor. Where anything is on meta, or `always`, the model holds fake CPU tensors
     meanwhile.
 
-    Fake and not meta: a forward that makes a tensor without naming a device makes it on the CPU, beside them.
+    Fake and not meta: a forward that makes a tensor without naming a device makes it on the CPU, where they are.
     """
     stored = [(store, name, value) for store, name, value in _stored(model) if value is not None]
     if not always and not any(value.device.type == "meta" for value in [*inputs, *(value for _, _, value in stored)]):

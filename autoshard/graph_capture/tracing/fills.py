@@ -24,7 +24,7 @@ _INITIALISES = "autoshard_initialises"  # in the meta of a node's own: a paramet
 
 
 def plain_creation(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """In place; what stands for what. `zero_` and `fill_` are left to functionalise, which asks for their value."""
+    """Replace fills in place; returns old -> new. functionalise does `zero_` and `fill_`, and asks for their value."""
     instead: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         name = op_name(node)
@@ -62,7 +62,7 @@ def op_name(node: fx.Node) -> str:
 
 
 def initialising(original: Callable[..., Any]) -> Callable[..., Any]:
-    """One of `INITIALISERS` while a forward is traced, so that `draws` knows what it does to a parameter."""
+    """Replace one of `INITIALISERS` while a forward is traced, so that `draws` knows what it does to a parameter."""
 
     def drawn(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         is_param = isinstance(self, torch.nn.Parameter)

@@ -64,8 +64,8 @@ def dense_attention(
     enable_gqa: bool,
     statistics: bool,
 ) -> torch.Tensor:
-    """What flex_attention means. CaptureError for what no operator of torch gives: its statistics, masks of blocks
-    alone."""
+    """Compute flex_attention with a dense mask. CaptureError for what no operator of torch gives: its statistics, masks
+    of blocks alone."""
     _called.append(here())
     if statistics:
         raise CaptureError(f"flex_attention returns its log-sum-exp or maxima at {here()}", "its result alone")

@@ -166,7 +166,7 @@ class _Functionaliser:
         return self.differentiable[node]
 
     def _behind(self, whole: fx.Node, value: fx.Node, view: fx.Node) -> fx.Node:
-        """A write that autograd does not see: the new value with the gradient of the old one."""
+        """Write that autograd does not see: the new value with the gradient of the old one."""
         still = self._call(aten.detach.default, (whole,), {}, whole.meta["val"], view)
         difference = self._call(aten.sub.Tensor, (whole, still), {}, whole.meta["val"], view)
         zero = self._call(aten.nan_to_num.default, (difference,), {}, whole.meta["val"], view)  # inf - inf
@@ -288,7 +288,7 @@ def _namesake(packet: Any, target: Any) -> Any:
 
 
 def _defaults(node: fx.Node, overload: Any) -> dict[str, Any]:
-    """What the call leaves out, and `overload` needs: `bernoulli_()` is `bernoulli(0.5)`."""
+    """Arguments that the call leaves out and `overload` needs: `bernoulli_()` is `bernoulli(0.5)`."""
     left_out = node.target._schema.arguments[len(node.args) :]
     missing = {a.name for a in overload._schema.arguments if not a.has_default_value()} - node.kwargs.keys()
     return {a.name: a.default_value for a in left_out if a.name in missing and a.has_default_value()}
@@ -298,7 +298,7 @@ _OPTIONS = ("dtype", "layout", "device", "pin_memory")  # of what makes a tensor
 
 
 def _said(overload: Any) -> list[tuple[str, str]]:
-    """Name and type of its arguments, but for what the tensor that it makes is like."""
+    """Name and type of an overload's arguments, but for what the tensor that it makes is like."""
     return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name not in _OPTIONS]
 
 
@@ -327,7 +327,7 @@ def writing_assigned_buffers(model: torch.nn.Module) -> Iterator[None]:
     """Within it, a forward that gives a registered buffer a new tensor (`self.scale = ...`) writes it into the old one
     at its end: torch.export follows assignments to the root module's buffers and silently drops all others.
 
-    Not where shape or dtype change: such a value is made anew by each call (`call_caches`).
+    Not where shape or dtype change: each call makes that value again (`call_caches`).
     """
     held: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = []
 

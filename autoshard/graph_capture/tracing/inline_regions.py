@@ -14,7 +14,7 @@ from autoshard.graph_capture.tracing.source_lines import node_quote
 
 
 def inline(module: fx.GraphModule) -> None:
-    """In place. What enters a no-grad region is detached there, so that the flat graph has the same gradients."""
+    """Inline, in place. Inputs of a no-grad region are detached, so that the flat graph has the same gradients."""
     _know_readers(module.graph)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and str(node.target) in _REGIONS:
@@ -29,7 +29,7 @@ def inline(module: fx.GraphModule) -> None:
 
 
 def _know_readers(graph: fx.Graph) -> None:
-    """Every node is among the users of what it reads: torch.export forgets it of an operand that a region lets go."""
+    """Make every node a user of what it reads: torch.export forgets this for an operand that a region frees."""
     for node in graph.nodes:
         for read in node.all_input_nodes:
             read.users.setdefault(node)

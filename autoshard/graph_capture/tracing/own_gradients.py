@@ -57,7 +57,7 @@ class DerivesError(CaptureError):
 
 
 def apply_function(cls: Any, apply: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What `cls.apply(*args)` means: its forward where autograd's gradient of that is the backward it names."""
+    """Trace `cls.apply(*args)`: as its forward, if its backward is autograd's gradient of that; else with markers."""
     if not _wants_gradient(args) or cls.__module__ == _REGISTERED or _is_derivative(cls, args):
         return apply(*args)
     place = here()
@@ -149,10 +149,10 @@ def _wants_gradient(args: Iterable[Any]) -> bool:
 
 
 class _Answers:
-    """Of the Functions that a model calls, by the order of its calls, which is that of a capture at another batch.
+    """Results of `_is_derivative_at`, by the order of the model's calls, which is that of a capture at another batch.
 
-    Within a trace the same Function with the same arguments is tried once; of its name alone, or of arguments of other
-    lengths, nothing is known.
+    Within a trace, a Function is tried once for the same arguments. Its name alone, or arguments of other lengths, tell
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class _Answers:
         self.begin()
 
     def begin(self) -> None:
-        """A trace."""
+        """Begin a trace."""
         self.number, self.tried = 0, dict[Any, bool]()
 
     def of(self, cls: Any, args: tuple[Any, ...], key: tuple[Any, ...]) -> bool:
@@ -181,8 +181,8 @@ _answers: list[_Answers] = []  # within `kept_answers`
 
 @contextlib.contextmanager
 def kept_answers() -> Iterator[None]:
-    """Around captures of one model, built with the same arguments, at several numbers of samples: whether a Function's
-    backward is the gradient of its forward is tried at the first of them alone."""
+    """Context for captures of one model, built with the same arguments, at several numbers of samples: only the first
+    tries whether a Function's backward is the gradient of its forward."""
     _answers.append(_Answers())
     try:
         yield
@@ -191,7 +191,7 @@ def kept_answers() -> Iterator[None]:
 
 
 def begin_trace() -> None:
-    """What follows are the calls of a forward from its start."""
+    """Begin a trace: the next calls are those of a forward from its start."""
     if _answers:
         _answers[-1].begin()
 
@@ -202,8 +202,8 @@ def _is_derivative(cls: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _but_for_samples(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Equal for arguments that differ in the lengths of their first dims alone; None where that can't be known, as of a
-    Function that a call has made. A model's file is run anew for each capture, and so makes its classes anew."""
+    """Key that is equal for arguments that differ only in the lengths of first dims; None if that can't be known, as
+    for a Function that a call has made. A model's file is run for each capture, and so makes its classes again."""
     key: list[Any] = [cls.__module__, cls.__qualname__]
     for leaf in tree_leaves(args):
         if isinstance(leaf, torch.Tensor):
@@ -216,7 +216,7 @@ def _but_for_samples(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _is_derivative_at(cls: Any, args: tuple[Any, ...]) -> bool:
-    """By numbers: both gradients at random arguments of these shapes, in float64. False where that can't be tried."""
+    """Are both gradients equal, at random arguments of these shapes in float64? False if that can't be tried."""
     if sum(leaf.numel() for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)) > LARGEST_ELEMENTS:
         return False
     likenesses = tree_map_only(torch.Tensor, lambda t: _Likeness(tuple(t.shape), t.dtype, t.requires_grad), args)
@@ -318,7 +318,7 @@ def _same(gradients: list[Any], natural: list[Any]) -> bool:
 
 
 def resolve(module: fx.GraphModule) -> None:
-    """In place: every marker becomes plain operators. CaptureError where a B is not linear and elementwise."""
+    """Turn every marker into plain operators, in place. CaptureError where a B is not linear and elementwise."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target is _markers.own_gradient.default:
@@ -360,7 +360,7 @@ def _resolve(graph: fx.Graph, node: fx.Node, y: fx.Node, terms: list[fx.Node], w
 
 
 def _hold_factors(graph: fx.Graph, chain: Iterable[fx.Node]) -> None:
-    """What a gradient is multiplied by gets none: a backward runs without autograd."""
+    """Detach the factors of a gradient, so that they get none: a backward runs without autograd."""
     members = set(chain)
     for node in members:
         for factor in node.all_input_nodes:
@@ -392,7 +392,7 @@ def _made(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, or
 
 
 def _chain(terms: list[fx.Node], what: str, hint: str) -> dict[fx.Node, None]:
-    """The nodes from a seed to `terms`, each checked; a `detach` among them would cut the gradient and is dropped."""
+    """The nodes from a seed to `terms`, each checked; a `detach` among them would stop the gradient and is dropped."""
     reached: dict[fx.Node, list[fx.Node]] = {}  # what depends on a seed -> the operands by which it does
     for node in terms[0].graph.nodes if terms else ():
         operands = [n for n in node.all_input_nodes if n in reached]

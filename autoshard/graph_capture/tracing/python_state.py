@@ -1,4 +1,4 @@
-"""What a forward reads and changes in Python: random numbers and attributes, which a graph would keep as they were."""
+"""Python state that a forward reads and changes: random numbers and attributes, which a graph would keep unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Trace = Callable[[], Any]  # runs it on the model and gives the program
 
 
 def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
-    """What `export` gives of them. CaptureError where the next call of the forward would compute something else."""
+    """Result of `export(model, inputs)`. CaptureError if the next call of the forward would compute something else."""
 
     def once(module: Module, args: tuple[Any, ...]) -> Any:
         with hooks_put_back(model):
@@ -63,7 +63,7 @@ def steady(model: Module, inputs: tuple[Any, ...], export: Export) -> Any:
 
 @contextmanager
 def _without_new_attributes(model: Module) -> Iterator[None]:
-    """What the forward sets and was not there is gone afterwards; what was there export puts back."""
+    """Remove, at the end, attributes that the forward added; `export` restores those that were there."""
     names = [(module, {*module.__dict__}) for module in model.modules()]
     try:
         yield
@@ -86,8 +86,8 @@ def modes_put_back(model: Module) -> Iterator[None]:
 
 @contextmanager
 def hooks_put_back(model: Module) -> Iterator[None]:
-    """Where what the forward sets is gone, the hooks that it registered are: its next call would add them again. So
-    are the modes that it set."""
+    """Restore hooks and modes at the end. Attributes that the forward sets are removed, so its next call would register
+    its hooks again."""
     stores = [(store, store.copy()) for module in model.modules() for store in _stores(module).values()]
     try:
         with modes_put_back(model):
@@ -153,7 +153,7 @@ _Key = tuple[str, str]  # module path, attribute
 
 @dataclass(frozen=True)
 class _ByType:
-    """What is known of a value by its type alone."""
+    """Value of which only the type is known."""
 
     name: str
 
@@ -167,7 +167,7 @@ _HOOKS = tuple(name for name in Module().__dict__ if name.startswith(("_forward_
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What a call did to one table of hooks of the module at `owner`."""
+    """Changes that a call made to one table of hooks of the module at `owner`."""
 
     owner: str
     name: str
@@ -243,14 +243,14 @@ def _attributes(model: Module) -> dict[_Key, Any]:
 
 
 def _hooks(model: Module) -> dict[_Key, dict[int, Any]]:
-    """Every table of forward hooks as it is now."""
+    """Current tables of forward hooks of every module."""
     return {
         (path, name): dict(store) for path, module in model.named_modules() for name, store in _stores(module).items()
     }
 
 
 def _stores(module: Module) -> dict[str, dict[int, Any]]:
-    """Its tables of forward hooks by name; torch's own scripted modules may lack some."""
+    """Tables of forward hooks of a module by name; torch's scripted modules may lack some."""
     return {name: module.__dict__[name] for name in _HOOKS if name in module.__dict__}
 
 

@@ -1,4 +1,4 @@
-"""What a forward computes from sizes alone: evaluated to recognise an attention mask that is exactly the causal one."""
+"""Evaluates what a forward computes from sizes alone, to recognise an attention mask that is exactly the causal one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAY_COPY = ("reshape", "flatten")
 
 
 def recognise_masks(graph: fx.Graph, values: dict[fx.Node, torch.Tensor]) -> None:
-    """In place: attention whose mask is causal becomes `is_causal`, one that hides nothing is dropped.
+    """Replace masks in place: attention with a causal mask becomes `is_causal`, one that hides nothing is dropped.
 
     `values` are the graph's real constants by placeholder.
     """
@@ -61,7 +61,7 @@ def _kind(mask: torch.Tensor | None, queries: int) -> str:
 
 
 def _visible(mask: torch.Tensor) -> torch.Tensor | None:
-    """What a mask lets through, as booleans; None for an additive mask that does more than hide."""
+    """Scores that a mask lets through, as booleans; None for an additive mask that does more than hide."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.dtype.is_floating_point:
@@ -163,7 +163,7 @@ def _narrow(tensor: torch.Tensor, dims: set[int]) -> torch.Tensor:
 
 
 def _compress(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values with stride 0 along every dim on which they repeat."""
+    """Equal tensor with stride 0 along every dim on which the values repeat."""
     shape = tensor.shape
     if not 0 < tensor.numel() <= PACKED_ELEMENTS:
         return tensor
@@ -192,7 +192,7 @@ def structural_kind(mask: fx.Node, shape: tuple[int, ...], value: Value) -> str:
 
 
 def _shown(node: Any, shape: tuple[int, ...], value: Value) -> str:
-    """The same of booleans alone: a number that is 0 where a query sees a key is false there."""
+    """Kind of a boolean mask, as in `structural_kind`; "other" for numbers: 0, where a query sees a key, is false."""
     if not isinstance(node, fx.Node):
         return "everything" if node is True else "other"
     if node.meta["val"].dtype != torch.bool:
@@ -212,7 +212,7 @@ def _shown(node: Any, shape: tuple[int, ...], value: Value) -> str:
 
 
 def _hides(node: fx.Node, value: Value) -> bool:
-    """Whether an additive mask is 0 where the condition holds, and hides elsewhere."""
+    """True if an additive mask is 0 where its condition holds, and hides elsewhere."""
     branches = [value(x) if isinstance(x, fx.Node) else x for x in node.args[1:3]]
     if any(x is None for x in branches) or len(branches) != 2:
         return False

@@ -55,7 +55,7 @@ def culprit(error: BaseException) -> str:
 
 
 def _raised_in(error: BaseException) -> tuple[FrameType, int] | None:
-    """That frame, and the line of it that ran."""
+    """Frame of `culprit`, and the line of it that ran; None if there is none."""
     frames: list[tuple[FrameType, int]] = []
     seen: BaseException | None = error
     while seen is not None and not frames:
@@ -102,8 +102,8 @@ def short_path(filename: str) -> str:
 
 @contextlib.contextmanager
 def noting_calls() -> Iterator[None]:
-    """Within it, an exported node's frames are those of the functions, too, that a forward calls; torch leaves all out
-    that aren't called `forward`. They are read from Python's stack: torch's own way took a quarter of an export."""
+    """Context in which an exported node's frames include the functions that a forward calls; torch leaves out all that
+    aren't called `forward`. They are read from Python's stack: torch's own way took a quarter of an export."""
     if not hasattr(proxy, "CapturedTraceback") or not hasattr(PythonKeyTracer, "_filter_traceback_frames"):
         yield  # another torch: names are the callers'
         return
@@ -116,7 +116,7 @@ def noting_calls() -> Iterator[None]:
 
 
 class _ModelFrames:
-    """In the place of torch's CapturedTraceback."""
+    """Replacement for torch's CapturedTraceback."""
 
     @classmethod
     def extract(cls) -> type[_ModelFrames]:
@@ -154,7 +154,7 @@ def node_source(node: Any) -> str:
 
 
 def node_quote(node: Any) -> str:
-    """Where an exported node comes from, with the line's text."""
+    """Source line of an exported node, with its text; the operator's name if there is no line."""
     frame = node_frame(node)
     return quote(*frame) if frame else f"operator {node.name}"
 

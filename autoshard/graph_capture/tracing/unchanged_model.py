@@ -1,4 +1,4 @@
-"""Around code that a user wrote: whatever it does to this process is put back, and it can't end it unseen."""
+"""Guards the process around a user's code: whatever that does is put back, and it can't end the process unseen."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _guarding: list[int] = []  # processes that are within
 
 @contextlib.contextmanager
 def guarded(script: str = "") -> Iterator[None]:
-    """The folder, streams, command line, warnings, SIGINT, gradient mode and default dtype are as before after the
-    outermost one: what a file sets, its functions see. `os._exit` and its like raise SystemExit; a child that the code
-    forked ends here. `script` stands for it on the command line.
+    """Restore folder, streams, command line, warnings, SIGINT, gradient mode and default dtype after the outermost one:
+    what a file sets, its functions see. `os._exit` and its like raise SystemExit; a child that the code forked ends
+    here. `script` stands for it on the command line.
     """
     if os.getpid() in _guarding:
         yield

@@ -1,4 +1,4 @@
-"""What a forward does that its trace can't hold: seen while torch.export runs it, then followed or refused."""
+"""Watches a forward, while torch.export runs it, for what its trace can't hold: that is followed or refused."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ _GRAD_MODES = frozenset(("no_grad", "enable_grad", "set_grad_enabled", "inferenc
 
 
 def _as_written(*operands: Any) -> bool:
-    """Whether a function of torch.nn.functional is handed to torch.export's mode whole: not one that turns gradients
-    off or on (gaussian_nll_loss), which the trace would lose."""
+    """True if a function of torch.nn.functional goes to torch.export's mode whole: not one that turns gradients off or
+    on (gaussian_nll_loss), which the trace would lose."""
     names = sys._getframe(2).f_code.co_names
     return _GRAD_MODES.isdisjoint(names) and torch.overrides.has_torch_function(operands)
 

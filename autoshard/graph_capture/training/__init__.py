@@ -1,1 +1,1 @@
-"""What training adds to a forward graph: loss, gradients, saved tensors, precision. No torch."""
+"""Additions to a forward graph for training: loss, gradients, saved tensors, precision. No torch."""

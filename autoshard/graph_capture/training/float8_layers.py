@@ -25,7 +25,7 @@ def with_float8(graph: Graph) -> Graph:
 
 
 def kept_in_bfloat16(graph: Graph) -> Iterator[tuple[Op, str]]:
-    """Linears and experts that fp8-mixed leaves as they are, in order, with the reason."""
+    """Linears and experts that fp8-mixed leaves unchanged, in order, with the reason."""
     follow = graph.once(_followers)
     for op in graph.ops:
         if op.target == EXPERTS:
@@ -47,8 +47,8 @@ def _reason(graph: Graph, op: Op, follow: frozenset[str]) -> str:
 
 
 def _followers(graph: Graph) -> dict[str, frozenset[str]]:
-    """Of each linear the layers with weights that its result reaches before any other such; ROUTER for experts that it
-    only chooses or weighs."""
+    """Layers with weights that each linear's result reaches before any other of them; ROUTER for experts that it only
+    chooses or weighs."""
     reached: dict[str, set[str]] = {}  # by value
     followers: dict[str, frozenset[str]] = {}
     for op in reversed(graph.ops):

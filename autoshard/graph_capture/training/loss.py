@@ -56,7 +56,7 @@ def _of_inputs(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
 
 
 def _totals(graph: Graph, scalars: list[Tensor]) -> list[Tensor]:
-    """The one scalar that gradients reach all others through; all of them where there is no such one."""
+    """The one scalar that gradients reach all others through; all of them if there is none."""
     names = {tensor.name for tensor in scalars}
     totals = [tensor for tensor in scalars if names <= _reached(graph, tensor.name)]
     return totals if len(totals) == 1 else scalars

@@ -1,7 +1,7 @@
 """Buffers that the forward replaces: what still needs the old value reads a copy, an operator of the graph.
 
-The new value is written into the buffer where the module that holds it ends. Backward, a block that it computes again,
-an output and another buffer's update may read the old one later. What the new value is itself computed of runs before.
+The new value is written into the buffer where the module that holds it ends. Backward, a block that it recomputes, an
+output and another buffer's update may read the old one later. What the new value is itself computed of runs before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _OldValue:
     made_of: frozenset[str]
 
     def is_needed_by(self, op: Op, name: str) -> bool:
-        """Does `op`, or what reads a view that it makes of `name`, read memory that may be overwritten by then?"""
+        """Does `op`, or a reader of its view of `name`, read memory that may be overwritten by then?"""
         if _copies(op, name):
             return False
         saved = op.saved
@@ -78,7 +78,7 @@ class _OldValue:
 
 
 def _copies(op: Op, name: str) -> bool:
-    """A norm that makes new statistics is called with copies of the old ones."""
+    """True for a norm that makes new statistics: it is called with copies of the old ones."""
     return record(op.target).statistics and bool(dict(op.attributes).get("training")) and name in op.operands[3:5]
 
 
@@ -97,8 +97,8 @@ def _made_of(graph: Graph, value: str) -> frozenset[str]:
 
 
 def _place(ops: tuple[Op, ...], first: int, holder: str) -> tuple[int, str]:
-    """Where a copy for operator `first` stands, and its module: the innermost around both, so that no block that can be
-    computed again without the holder makes it."""
+    """Position and module of a copy for operator `first`: the innermost module around its reader and the holder, so
+    that no block that is recomputed without the holder makes it."""
     reader = ops[first].module if first < len(ops) else ""
     module = _common(holder, reader)
     if reader != module:

@@ -44,7 +44,7 @@ def apply_precision(graph: Graph, precision: str) -> Graph:
 
 
 def _returning(graph: Graph, wide: Mapping[str, str]) -> Graph:
-    """What a forward casts to float32, it returns so."""
+    """Return in float32 what the forward casts to it."""
     return replace(
         graph,
         outputs=tuple(wide.get(name, name) for name in graph.outputs),
@@ -100,7 +100,7 @@ class _Caster:
                 self.wide[name] = str(self._cast(name, "float32", op))
 
     def _wanted(self, op: Op) -> str:
-        """The dtype that the operator's floating operands are cast to, "" where they stay as they are."""
+        """The dtype that the operator's floating operands are cast to, "" where they stay unchanged."""
         known = record(op.target)
         if known.autocast == "low" or known.low_operands is not None:
             return self.low

@@ -41,7 +41,7 @@ def differentiable(op: Op) -> tuple[str, ...]:
 
 
 def _behind(graph: Graph, loss: str) -> set[str]:
-    """What the loss depends on by operators that have a gradient."""
+    """Values on which the loss depends through operators that have a gradient."""
     reached = {loss}
     for op in reversed(graph.ops):
         if not record(op.target).no_gradient and not reached.isdisjoint(differentiable(op)):

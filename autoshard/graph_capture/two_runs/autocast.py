@@ -1,4 +1,4 @@
-"""torch.autocast as it is on accelerators, on the CPU: the operators it casts there, and to what."""
+"""Accelerators' torch.autocast on the CPU: the operators it casts there, and to what."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether a model in evaluation is its training forward without dropout: both run on tensors without values, and every
-result is numbered by the function that made it and the numbers that went in."""
+"""Checks that a model in evaluation is its training forward without dropout: both run on tensors without values, and
+every result is numbered by the function that made it and the numbers that went in."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quickly_alike(model: torch.nn.Module, inputs: tuple[Any, ...]) -> bool | str
 
 
 class _WithoutDropout(CallNumbers):
-    """Of one run, in training or not."""
+    """Call numbers of one run, in training or not, without its dropout."""
 
     def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor], training: bool) -> None:
         super().__init__(numbers, named)

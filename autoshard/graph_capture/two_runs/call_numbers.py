@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class CallNumbers(TorchFunctionMode):
-    """Of one run. `numbers`: the number of what is made so, of all runs. `named`: the tensors that the run is given."""
+    """Call numbers of one run. `numbers`: key -> number, shared by all runs. `named`: tensors that the run is given."""
 
     def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -24,24 +24,24 @@ class CallNumbers(TorchFunctionMode):
             self._note(tensor, ("named", name))
 
     def called(self, number: int) -> None:
-        """A call was made that has this number."""
+        """Note that a call with this number was made."""
 
     def wrote(self, tensor: Tensor) -> None:
-        """The last call wrote to it."""
+        """Note that the last call wrote to `tensor`."""
 
     def passes(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
-        """Whether the call hands on its first operand."""
+        """Does the call hand on its first operand?"""
         return False
 
     def passed(self, func: Any, operand: Tensor, result: Any) -> None:
-        """The call handed it on: what it gave has the operand's number."""
+        """Note that the call handed on its operand: its result has the operand's number."""
         for x in tree_leaves(result):
             if isinstance(x, Tensor) and id(x) not in self.tensors:
                 self.tensors[id(x)] = x, self.tensors[id(operand)][1]
                 self.writes[storage(x)] = self.writes.get(storage(operand), -1)
 
     def compared(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Its arguments, without those in which two runs may differ."""
+        """Arguments of the call, without those in which two runs may differ."""
         return [list(args), options]
 
     def _number(self, key: Any) -> int:
@@ -51,7 +51,7 @@ class CallNumbers(TorchFunctionMode):
         self.tensors[id(tensor)] = tensor, self._number(key)
 
     def key(self, value: Any) -> Any:
-        """Equal for what is computed alike."""
+        """Key that is equal for what is computed alike."""
         if isinstance(value, Tensor):
             if id(value) not in self.tensors:  # made out of sight: itself alone
                 self._note(value, ("object", id(value)))
@@ -96,5 +96,5 @@ class CallNumbers(TorchFunctionMode):
 
 
 def storage(x: Tensor) -> int:
-    """Equal for tensors that share their memory."""
+    """Key that is equal for tensors that share their memory."""
     return int(x.untyped_storage()._cdata)

@@ -32,7 +32,7 @@ _CASTS: frozenset[Any] = frozenset({Tensor.to, Tensor.float, Tensor.type, Tensor
 
 
 def casts_of(model: torch.nn.Module, inputs: tuple[Any, ...], precision: str) -> Casts:
-    """Those of the model's code under `precision`; none where it can't be run so."""
+    """Casts in the model's code under `precision`; none if it can't be run under that."""
     with quiet():
         text = apart(lambda: json.dumps(_casts_of(model, inputs, precision)), MOST_SECONDS).text
     return {(name, number): wide for name, number, wide in json.loads(text or "[]")}
@@ -67,7 +67,7 @@ class _Casts(TorchFunctionMode):
 
 
 def set_apart(casts: Casts, by: Exporter, model: torch.nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """The program that `by` exports, in which each cast of `casts` that makes float32 of less is one of a copy."""
+    """The program that `by` exports, in which each cast of `casts` that makes float32 of less reads a copy."""
     with _SetApart(casts):
         return by(model, inputs)
 
@@ -90,7 +90,7 @@ class _SetApart(TorchFunctionMode):
 
 
 def _line(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Line | None:
-    """The model's line of a cast; None of other calls, such as the question `x.type()`."""
+    """Line of the model for a cast; None for other calls, like the question `x.type()`."""
     frame = model_frame() if func in _CASTS and (len(args) > 1 or kwargs or func is Tensor.float) else None
     return (frame.f_code.co_filename, frame.f_lineno) if frame else None
 

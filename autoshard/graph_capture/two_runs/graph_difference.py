@@ -1,4 +1,4 @@
-"""The same of two graphs, each captured in its mode: where they part."""
+"""Difference between two graphs, each captured in its mode: the line where they part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DROPS = frozenset({
 
 
 def difference(training: Graph, evaluation: Graph) -> str:
-    """Where two captured forwards part, but for dropout: a line of the model's code; "" where they compute the same."""
+    """Line of the model's code where two captured forwards part, but for dropout; "" if they compute the same."""
     numbers: dict[Any, int] = {}
     one, other = _numbers(training, True, numbers), _numbers(evaluation, False, numbers)
     if [one[name] for name in training.outputs] == [other[name] for name in evaluation.outputs]:

@@ -1,8 +1,8 @@
-"""Whether a forward computes in its second call what it computed in its first: both run on tensors without values.
+"""Checks that a forward computes in its second call what it did in its first: both run on tensors without values.
 
 A graph keeps what one call read of a global, a closure, an object's fields or a clock. `steady` sees the attributes of
-modules alone, but knows what a call far away would compute. The calls run in copies of this process: what they leave
-behind, a cache of tensors without values, say, is gone with these.
+modules alone, but knows what a much later call would compute. The calls run in copies of this process, with which all
+that they leave behind is gone: a cache of tensors without values, say.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _parted(model: torch.nn.Module, inputs: tuple[Any, ...]) -> str:
 
 
 class _Calls(CallNumbers):
-    """Of one run: the calls in their order, and where they part from those of the run before."""
+    """Calls of one run in their order, and where they part from those of the run before."""
 
     def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor]) -> None:
         super().__init__(numbers, named)

@@ -1,4 +1,4 @@
-"""Where the boxes of a block stand: one layer under the other along the data flow, long edges in lanes at the side."""
+"""Layout of a block's boxes: one layer under the other along the data flow, long edges in lanes at the side."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def placed(flow: BlockFlow, sizes: Mapping[str, tuple[float, float]]) -> PlacedF
 
 
 def _layers(flow: BlockFlow) -> dict[str, int]:
-    """The longest way from an input; an input that is read late stands just above its first reader."""
+    """Layer of each box: the longest way from an input; an input that is read late is just above its first reader."""
     layers = {box.key: 0 for box in flow.boxes}
     kinds = {box.key: box.kind for box in flow.boxes}
     into: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ def _layers(flow: BlockFlow) -> dict[str, int]:
 
 
 def _ordered(row: list[str], flow: BlockFlow, places: Mapping[str, Place]) -> None:
-    """Left to right as what they read stands above."""
+    """Boxes of a row left to right, by the positions of what they read."""
 
     def middle(key: str) -> float:
         above = [places[s] for s, t in flow.edges if t == key and s in places]
@@ -102,7 +102,7 @@ def _ordered(row: list[str], flow: BlockFlow, places: Mapping[str, Place]) -> No
 def _lanes(
     edges: list[tuple[str, str]], layers: Mapping[str, int], places: Mapping[str, Place], left: float
 ) -> tuple[Lane, ...]:
-    """Each in the first lane that is free along its way."""
+    """Lanes of the edges: each in the first lane that is free along its way."""
     taken: list[list[tuple[int, int]]] = []
     lanes = []
     for source, target in sorted(edges, key=lambda edge: (layers[edge[0]], -layers[edge[1]])):

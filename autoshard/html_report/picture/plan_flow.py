@@ -1,4 +1,4 @@
-"""What the picture of a plan shows, as data: for each distinct block its boxes and the edges between them.
+"""Data of a plan's picture: for each distinct block its boxes and the edges between them.
 
 A box is an operator that matters (see `plan_summary.is_shown`), or joins two flows; the others belong to the box before
 them. A redistribution that communicates is a box of its own, between the value and its readers.
@@ -131,7 +131,7 @@ class _FlowOfBlock:
     def _goes_on(
         self, row: plan_labels.BlockRow, sources: tuple[str, ...], moves: dict[tuple[str, str], RedistributionPlan]
     ) -> bool:
-        """Whether it is split as the one operator that it reads, and nothing is communicated on the way."""
+        """True if it is split like the one operator that it reads, and nothing is communicated on the way."""
         before = self.boxes[sources[0]] if len(sources) == 1 else None
         if before is None or (before.kind, before.words) != ("op", row.words) or row.plan.variant:
             return False
@@ -139,7 +139,7 @@ class _FlowOfBlock:
         return not any(move and collectives(move, self.plan, self.graph) for move in reads)
 
     def _carries(self, name: str) -> bool:
-        """Whether a value is on the way from input to output: what no gradient flows through steers only."""
+        """True if a value is on the way from input to output: one without a gradient only steers."""
         tensor = self.graph.tensor(name)
         if self.graph.loss is not None:
             return tensor.requires_grad and name not in self.graph.weights
@@ -199,7 +199,7 @@ class _FlowOfBlock:
             self.behind[result] = (op.name,)
 
     def _weights(self, row: plan_labels.BlockRow, layouts: dict[str, Layout]) -> tuple[TensorShards, ...]:
-        """The largest weight as it is stored, the others by name, and what is communicated for them together."""
+        """Stored weights: the largest with its layout, the others by name, and their joint communication."""
         if not layouts:
             return ()
         tensors = sorted(layouts, key=lambda name: -self.graph.tensor(name).numel)
@@ -223,7 +223,7 @@ class _FlowOfBlock:
         return key
 
     def _outputs(self) -> None:
-        """Where values leave the block, in its own order."""
+        """Add the output box, and edges of values that leave the block, in the block's order."""
         ops = {row.op.name for row in self.block.rows}
         for row in self.block.rows:
             for name in row.op.results:

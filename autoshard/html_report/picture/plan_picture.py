@@ -123,7 +123,7 @@ def _title_lines(box: FlowBox) -> list[str]:
 
 
 def _label(words: str, room: float) -> str:
-    """The label, cut to its room; of `from MODULE` the end of the module's name stays."""
+    """The label, shortened to its room; of `from MODULE` the end of the module's name stays."""
     first, space, tail = words.partition(" ")
     return first + space + svg.ending(tail, room - svg.width_of(first + space, 10), 10)
 
@@ -176,7 +176,7 @@ def _shards(tensor: TensorShards, x: float, y: float, mesh: Mesh) -> list[str]:
 
 
 def _edge(a: Place, b: Place) -> str:
-    """Down to the end of its layer, so that it passes beside higher boxes there, and in a curve to the next."""
+    """Edge down to the end of its layer, so that it passes next to higher boxes there, and in a curve to the next."""
     x1, y1, x2, y2 = a.x + a.width / 2, a.y + a.height, b.x + b.width / 2, b.y
     half, n = (a.floor + y2) / 2, svg.number
     curve = ", ".join(f"{n(x)} {n(y)}" for x, y in ((x1, half), (x2, half), (x2, y2 - 5)))

@@ -1,4 +1,4 @@
-"""One axis of a plot: from values to places, with round marks."""
+"""Axis of a plot: from values to places, with round marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PlotAxis:
 
     @staticmethod
     def of(values: Sequence[float], first: float, last: float, unit: float = 1.0) -> PlotAxis:
-        """With room around the values, which are above 0. `unit`: marks are round numbers of its powers (1024)."""
+        """Axis with room around the values, which are above 0. `unit`: marks are round numbers of its powers (1024)."""
         least, most = min(values), max(values)
         size = unit ** math.floor(math.log(most, unit)) if unit > 1 and most >= 1 else 1.0
         if math.log10(most / least) > 1:  # a decade or more has marks enough of its own

@@ -1,4 +1,4 @@
-"""One tensor on the mesh as a small drawing: cut lines, copies and sums in the colour of the axis that makes them."""
+"""One tensor on the mesh as a small drawing: shard lines, copies and sums in the colour of the axis that makes them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOST_PARTS = 16  # of a tensor, devices of a node: drawn one by one
 
 
 def glyph(x: float, y: float, layout: Layout, mesh: Mesh) -> list[str]:
-    """The whole tensor as a rectangle at (x, y): rows are its first cut dim, columns its last; what the first device
-    holds is filled. Behind it a copy for each axis that copies, before it a Σ for each that has partial sums."""
+    """The whole tensor as a rectangle at (x, y): rows are its first sharded dim, columns its last; what the first
+    device holds is filled. Behind it a copy for each axis that copies, before it a Σ for each that has partial sums."""
     cut = sorted({p.dim for p, n in zip(layout.placements, mesh.sizes, strict=True) if isinstance(p, Shard) and n > 1})
     copies = [a for a, p in enumerate(layout.placements) if mesh.sizes[a] > 1 and isinstance(p, Replicate)]
     sums = [a for a, p in enumerate(layout.placements) if mesh.sizes[a] > 1 and not isinstance(p, Replicate | Shard)]
@@ -41,12 +41,12 @@ def glyph(x: float, y: float, layout: Layout, mesh: Mesh) -> list[str]:
 
 
 def _axes(layout: Layout, mesh: Mesh, dim: int) -> list[int]:
-    """The axes that cut a dim, outermost first."""
+    """Axes that shard a dim, outermost first."""
     return [axis for axis, _ in layout.shards(dim) if mesh.sizes[axis] > 1]
 
 
 def _drawn(axes: Sequence[int], mesh: Mesh) -> list[tuple[int, int]]:
-    """(axis, parts that it cuts each part into), the outer ones as long as the parts can be drawn one by one."""
+    """(axis, shards that it splits each part into), the outer ones as long as the parts can be drawn one by one."""
     drawn: list[tuple[int, int]] = []
     count = 1
     for axis in axes:
@@ -63,7 +63,7 @@ def _count(axes: Sequence[int], mesh: Mesh) -> int:
 
 
 def _cuts(axes: Sequence[int], mesh: Mesh) -> list[tuple[float, str]]:
-    """(place from 0 to 1, class) of each cut, in the colour of the outermost axis that cuts there."""
+    """(place from 0 to 1, class) of each shard line, in the colour of the outermost axis that splits there."""
     drawn, total = _drawn(axes, mesh), _count(axes, mesh)
     cuts: list[tuple[float, str]] = []
     for place in range(1, total):
@@ -77,7 +77,7 @@ def _cuts(axes: Sequence[int], mesh: Mesh) -> list[tuple[float, str]]:
 
 
 def shape_text(x: float, y: float, shape: Sequence[int], layout: Layout, mesh: Mesh, room: float) -> str:
-    """`4/dp × 256 × 768/tp`: each dim with the axes that cut it, in their colours."""
+    """`4/dp × 256 × 768/tp`: each dim with the axes that shard it, in their colours."""
     words, spans = "", []
     for dim, size in enumerate(shape):
         start = " × " if dim else ""

@@ -46,7 +46,7 @@ def stage_row(plan: Plan, graph: Graph, hardware: Hardware, x: float, y: float) 
 
 
 def _lines(plan: Plan, graph: Graph, hardware: Hardware, stage: int) -> list[str]:
-    """What a box says: of places and of several kinds of devices the mesh and the kind, too."""
+    """Lines of a stage's box; with places or several kinds of devices, the mesh and the kind too."""
     mesh = plan.meshes[stage]
     first = sum(before.size for before in plan.meshes[:stage])
     kind = hardware.of_ranks(first, mesh.size).name if hardware.kinds else ""

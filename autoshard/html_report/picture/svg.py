@@ -23,12 +23,12 @@ class Geometry:
 
     @property
     def gap(self) -> float:
-        """Between boxes."""
+        """Gap between boxes."""
         return 1.5 * self.line
 
     @property
     def lane(self) -> float:
-        """Between lines that run side by side."""
+        """Gap between lines that run side by side."""
         return 0.75 * self.line
 
     @property
@@ -89,13 +89,13 @@ def _quoted(value: str) -> str:
 
 
 def width_of(words: str, size: float = 11) -> float:
-    """Roughly: wide letters of eastern scripts count twice."""
+    """Rough width of words: wide letters of eastern scripts count twice."""
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in words)
     return (len(words) + wide) * LETTER * size
 
 
 def clipped(words: str, room: float, size: float = 11) -> str:
-    """What fits, its end replaced by an ellipsis."""
+    """Words that fit, the end replaced by an ellipsis."""
     if width_of(words, size) <= room:
         return words
     keep = max(1, int(room / (LETTER * size)) - 1)
@@ -105,8 +105,8 @@ def clipped(words: str, room: float, size: float = 11) -> str:
 
 
 def ending(words: str, room: float, size: float = 11) -> str:
-    """What fits, its beginning replaced by an ellipsis: of a module path the end says most. Cut at a dot where the
-    names behind it are more than half of what fits."""
+    """Words that fit, the beginning replaced by an ellipsis: the end of a module path says most. Starts after a dot if
+    the names behind it are more than half of what fits."""
     if width_of(words, size) <= room:
         return words
     tail = clipped(words[::-1], room, size)[-2::-1]

@@ -73,7 +73,7 @@ def _warm_up(stage: int, stages: int, micro_batches: int, chunks: int) -> int:
 
 
 def in_flight(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> int:
-    """`most_in_flight` of a stage's order, without making it."""
+    """`most_in_flight` of a stage's order, without building it."""
     total = micro_batches * chunks
     if schedule == "gpipe":
         return total
@@ -101,7 +101,7 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], list[Slot]]] = {
 
 @lru_cache(maxsize=512)
 def order_of(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int) -> tuple[Slot, ...]:
-    """What a stage does, one after the other; a search of steps asks for the same ones again and again."""
+    """Slots of a stage, in order; cached, as a search of steps asks for the same ones again and again."""
     return tuple(SCHEDULES[schedule](stage, stages, micro_batches, chunks))
 
 
@@ -157,7 +157,7 @@ class SlotSequence(NamedTuple):
 
 @lru_cache(maxsize=128)
 def sequence_of(schedule: str, stages: int, micro_batches: int, chunks: int) -> SlotSequence:
-    """Of a schedule's orders; a search of steps asks for the same ones again and again."""
+    """Slot sequence of a schedule's orders; cached, as a search of steps asks for the same ones again and again."""
     return slot_sequence([order_of(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)])
 
 
@@ -212,7 +212,7 @@ def run_pipeline(
 
 
 def _giver(kind: Kind, part: int, parts: int) -> tuple[Kind, int] | None:
-    """What a slot waits for: (kind, part) of the same micro-batch; None of the first forward."""
+    """Slot that a slot waits for: (kind, part) of the same micro-batch; None for the first forward."""
     if kind == "F":
         return ("F", part - 1) if part else None
     return ("B", part + 1) if part < parts - 1 else ("F", part)
@@ -242,7 +242,7 @@ def most_in_flight(order: Sequence[Slot], chunk: int | None = None, weights: Seq
 
 
 class ReceiveBuffers(NamedTuple):
-    """Of one part of the model: of inputs, and of gradients of outputs."""
+    """Number of buffers in which one part of the model receives: inputs, and gradients of outputs."""
 
     inputs: int
     gradients: int
@@ -250,10 +250,10 @@ class ReceiveBuffers(NamedTuple):
 
 @lru_cache(maxsize=256)
 def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int) -> tuple[ReceiveBuffers, ...]:
-    """The most that a stage of an emitted package has at once, by part, in the order of the model. The first receives
-    no input, the last no gradient.
+    """The most receive buffers that a stage of a package has at once, by part, in the order of the model. The first
+    receives no input, the last no gradient.
 
-    One is made when its receive is posted, and let go when the backward of its micro-batch on this stage has ended
+    One is made when its receive is posted, and freed when the backward of its micro-batch on this stage has ended
     (emit/runtime/places.py). GPipe and 1F1B post a receive right before what reads it. The interleaved schedule posts
     it once the giver's slot stands in the common order of all stages, each of which takes a slot in turn: a stage that
     waits has posted several.
@@ -274,7 +274,7 @@ def receive_buffers(schedule: str, stages: int, micro_batches: int, chunks: int)
 def skip_buffers(
     schedule: str, stages: int, micro_batches: int, chunks: int, maker: int, reader: int
 ) -> ReceiveBuffers:
-    """At most so many of what goes from part `maker` to `reader`, past others: a stage may receive it for another
+    """Most buffers at once for what goes from part `maker` to `reader`, past others: a stage may receive it for another
     message between the two, once its maker's slot stands in the common order, and has it until the backward."""
     count = micro_batches if schedule == "gpipe" else min(micro_batches, REPEATS * stages)
     changes = {("F", maker): (1, 0), ("B", reader): (-1, 1), ("B", maker): (0, -1)}
@@ -288,7 +288,7 @@ def skip_buffers(
 
 @lru_cache(maxsize=256)
 def _posted_ahead(stages: int, micro_batches: int, chunks: int) -> tuple[ReceiveBuffers, ...]:
-    """Of gradients one more, maybe more than there are, for turns in which a stage computes nothing."""
+    """Buffers of the interleaved schedule: of gradients one more, maybe unused, for turns without computation."""
     orders = [_with_turns(stage, stages, micro_batches, chunks) for stage in range(stages)]
     position, parts = [0] * stages, stages * chunks
     arrived: set[tuple[str, int, int]] = set()  # (F or B, part, micro-batch) whose receive is posted

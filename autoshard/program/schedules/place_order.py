@@ -1,5 +1,4 @@
-"""In which order places run the forwards and backwards of their parts: one order for all, of which each place takes its
-own.
+"""Order in which places run the forwards and backwards of their parts: one for all, of which each takes its own.
 
 Whoever keeps to it never waits for one that waits for it: a slot comes after all that it reads, and messages between
 two places are sent and received in the order in which their makers stand. Sends are not waited for.
@@ -32,7 +31,7 @@ class PartSlot(NamedTuple):
 def placed_order(
     schedule: str, part_stages: Sequence[int], sources: Sources, loss_part: int, micro_batches: int
 ) -> tuple[PartSlot, ...]:
-    """Of all places; `sources` are `stage_programs.handed_from`."""
+    """Order of slots for all places; `sources` are `stage_programs.handed_from`."""
     if schedule == "1f1b":
         return tuple(_one_forward_one_backward(part_stages, sources, loss_part, micro_batches))
     parts, batches = range(len(part_stages)), range(micro_batches)
@@ -41,7 +40,7 @@ def placed_order(
 
 
 def readers_of(sources: Sources) -> list[set[int]]:
-    """Of each part, those that read something of it."""
+    """Parts that read something of each part."""
     readers: list[set[int]] = [set() for _ in sources]
     for reader, reads in enumerate(sources):
         for maker, _ in reads:
@@ -50,7 +49,7 @@ def readers_of(sources: Sources) -> list[set[int]]:
 
 
 def ways_to_loss(part_stages: Sequence[int], sources: Sources) -> list[int]:
-    """Of each place, how many places lie on the longest way from it through the parts, itself counted."""
+    """Number of places on the longest way from each place through the parts, itself included."""
     readers, longest = readers_of(sources), [1] * len(sources)
     for part in reversed(range(len(sources))):
         for reader in readers[part]:
@@ -65,7 +64,7 @@ def ways_to_loss(part_stages: Sequence[int], sources: Sources) -> list[int]:
 def _one_forward_one_backward(
     part_stages: Sequence[int], sources: Sources, loss_part: int, micro_batches: int
 ) -> Iterator[PartSlot]:
-    """Turn after turn each place takes a backward that can run, else a forward; the least micro-batch is let in
+    """In each turn every place takes a backward that can run, else a forward; the least micro-batch is let in
     everywhere, so that it always goes on."""
     parts, places = range(len(part_stages)), range(max(part_stages) + 1)
     waits, wakes = _dependencies(sources, loss_part)

@@ -97,8 +97,8 @@ def _runs(graph: Graph, place_of: Sequence[int]) -> list[tuple[int, tuple[str, .
 
 
 def _delay_weights(place: Sequence[int], waits: Mapping[int, set[int]], data: set[int], levels: dict[int, int]) -> None:
-    """What is made of weights and constants alone (rows of a packed projection) moves to the part of its first reader
-    on its place: two parts would hold a sharded weight twice. `data`: units that read inputs. `levels`: in order."""
+    """Move what is made of weights and constants alone (rows of a packed projection) to the part of its first reader on
+    its place: two parts would hold a sharded weight twice. `data`: units that read inputs. `levels`: in order."""
     readers: dict[int, list[int]] = {}
     for number in levels:
         if not data.isdisjoint(waits[number]):
@@ -154,7 +154,7 @@ def stored_users(graph: Graph) -> dict[str, list[int]]:
 
 
 def components(graph: Graph, together: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Operators that no order of parts can separate, where each of `together` is in one part."""
+    """Groups of operators that no order of parts can separate, if each of `together` is in one part."""
     import numpy as np
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

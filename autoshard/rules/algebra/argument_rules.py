@@ -1,4 +1,4 @@
-"""What the files of the table share: rules that depend on arguments, and the arguments of a shard."""
+"""Types and helpers that the files of the table share: rules that depend on arguments, and the arguments of a shard."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class OperatorCall:
 
     @property
     def present(self) -> int:
-        """How many tensor operands there are."""
+        """Number of tensor operands."""
         return sum(shape is not None for shape in self.shapes)
 
     def get(self, name: str, default: Attribute = None) -> Attribute:
         return dict(self.op.attributes).get(name, default)
 
     def number(self, name: str) -> float | None:
-        """A number in a tensor's place."""
+        """Number in a tensor's place."""
         value = self.get(name)
         return float(value) if isinstance(value, int | float) else None
 
@@ -64,14 +64,14 @@ class OperatorCall:
         return value if isinstance(value, int) else default
 
     def dim(self, name: str = "dim", default: int = 0, rank: int | None = None) -> int:
-        """A dim argument, counted from 0. Raises NoRule for a tensor that has no dims."""
+        """Dim argument, counted from 0. Raises NoRule for a tensor that has no dims."""
         rank = self.rank if rank is None else rank
         if rank < 1:
             raise NoRule
         return self.integer(name, default) % rank
 
     def dims(self, name: str = "dim") -> tuple[int, ...]:
-        """A dims argument, counted from 0; None or () means all."""
+        """Dims argument, counted from 0; None or () means all."""
         value = self.get(name)
         listed = (value,) if isinstance(value, int) else integers(value)
         return tuple(dim % self.rank for dim in listed) if listed and self.rank else tuple(range(self.rank))
@@ -79,7 +79,7 @@ class OperatorCall:
 
 @dataclass(frozen=True)
 class Local:
-    """One operator with its strategy, as the functions that rewrite arguments see it. `drawn` is its ordinal among the
+    """One operator with its strategy, as seen by the functions that rewrite arguments. `drawn` is its ordinal among the
     operators that draw random numbers."""
 
     graph: Graph
@@ -90,7 +90,7 @@ class Local:
     drawn: int = -1
 
     def sizes(self, shape: Sequence[int], layout: Layout) -> tuple[LocalAttribute, ...]:
-        """The local shape: plain integers where nothing cuts a dim."""
+        """Local shape: plain integers where nothing shards a dim."""
         return tuple(size if size.shards else size.size for size in local_sizes(shape, layout, self.mesh))
 
     def operand(self, position: int) -> tuple[LocalAttribute, ...]:
@@ -131,12 +131,12 @@ def term(dims: Sequence[str]) -> str:
 
 
 def replaced(dims: Sequence[str], changes: dict[int, str]) -> str:
-    """A term with some dims written anew; a dim written as "" is left out."""
+    """Term with some dims rewritten; a dim written as "" is left out."""
     return term([text for text in (changes.get(i, d) for i, d in enumerate(dims)) if text])
 
 
 def linear_factors(call: OperatorCall) -> str:
-    """A product is linear in each factor, where the other is finite: a part that is 0 times inf is NaN."""
+    """Linear option of a product: in each factor whose other is finite, since a part that is 0 times inf is NaN."""
     if len(call.shapes) == 1:
         return " | linear: 0" if math.isfinite(call.number("other") or 0) else ""
     linear = [str(i) for i in (0, 1) if 1 - i not in call.infinite]
@@ -144,7 +144,7 @@ def linear_factors(call: OperatorCall) -> str:
 
 
 def parts(sizes: Sequence[int], factor: str) -> list[str]:
-    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals where it is 1, or 0."""
+    """Lengths as multiples of their greatest common divisor: [8, 4] -> ["(2 h)", "h"]; literals if it is 1, or 0."""
     unit = gcd(*sizes)
     if unit == 1:
         return [str(size) for size in sizes]

@@ -1,4 +1,4 @@
-"""From a choice per mesh axis to the layout of every operand and result: the design's section 5, for one axis.
+"""Layouts of every operand and result from a choice per mesh axis: the design's section 5, for one axis.
 
 | axis on               | operand with it | multiplied, without | added, without | result with it | without |
 |-----------------------|-----------------|---------------------|----------------|----------------|---------|
@@ -26,7 +26,7 @@ from autoshard.rules.algebra.strategy import Choice
 
 @dataclass(frozen=True)
 class Placements:
-    """What one axis does to every operand (None where absent) and result."""
+    """Placements of every operand (None if absent) and result on one axis."""
 
     operands: tuple[Placement | None, ...]
     results: tuple[Placement, ...]
@@ -35,7 +35,7 @@ class Placements:
 def choices(
     instance: Instance, refinements: tuple[tuple[str, tuple[tuple[int, Unit], ...]], ...]
 ) -> tuple[Choice, ...]:
-    """Everything one axis may do, sizes aside: each factor plain, then refined; `=`; `+`; the linear groups."""
+    """Choices that one axis has, sizes aside: each factor plain, then refined; `=`; `+`; the linear groups."""
     refined = dict(refinements)
     result = []
     for factor in instance.assignable:
@@ -52,12 +52,12 @@ def choices(
 
 
 def together(rule: Rule, choice: Choice) -> Together | None:
-    """The rule's choice of several factors at once, if this is one."""
+    """Choice of several factors at once in the rule, if `choice` is one."""
     return next((one for one in rule.together if one.name == choice.factor), None)
 
 
 def cut_part(rule: Rule, dim: Dim, choice: Choice) -> int | None:
-    """Which part of the dim the choice cuts, if any."""
+    """Index of the dim's part that the choice shards, if any."""
     if choice.factor in dim.parts:
         return dim.parts.index(choice.factor)
     several = together(rule, choice) if rule.together else None
@@ -65,7 +65,7 @@ def cut_part(rule: Rule, dim: Dim, choice: Choice) -> int | None:
 
 
 def placements(instance: Instance, choice: Choice) -> Placements | str:
-    """The placements that follow from a choice, or the reason why it can't be (sizes aside)."""
+    """Placements that follow from a choice, or the reason why it can't be (sizes aside)."""
     rule = instance.rule
     summed = choice.kind == "linear" or choice.factor in rule.sum
     operands = tuple(
@@ -101,14 +101,14 @@ def _result(rule: Rule, term: Term, choice: Choice, summed: bool) -> Placement:
 
 
 def factor_shard(rule: Rule, term: Term, choice: Choice) -> Shard | None:
-    """Where the axis cuts this term, its blocks and unit left to `resolve` (which knows the sizes)."""
+    """Shard of this term on the axis, its blocks and unit left to `resolve` (which knows the sizes)."""
     if choice.kind != "factor":
         return None
     return next((Shard(i) for i, dim in enumerate(term.dims) if cut_part(rule, dim, choice) is not None), None)
 
 
 def resolve(instance: Instance, term: Term, choice: Choice, placement: Placement) -> Placement:
-    """The shard with its blocks and unit: blocks = pre * k and unit = u * post for a factor inside (pre f post)."""
+    """Shard with its blocks and unit: blocks = pre * k and unit = u * post for a factor inside (pre f post)."""
     if not isinstance(placement, Shard):
         return placement
     dim = term.dims[placement.dim]
@@ -125,7 +125,7 @@ def part_sizes(instance: Instance, dim: Dim) -> tuple[int, ...]:
 
 
 def sizes_problem(instance: Instance, chosen: tuple[Choice, ...], mesh_sizes: tuple[int, ...]) -> str:
-    """Why the sizes forbid these choices, one per axis ("" = they don't)."""
+    """Reason why the sizes forbid these choices, one per axis ("" = they don't)."""
     cuts: dict[str, list[tuple[int, Cut]]] = {}
     several = []
     for axis, (choice, parts) in enumerate(zip(chosen, mesh_sizes, strict=True)):
@@ -157,7 +157,7 @@ def _product_size(instance: Instance, several: Together) -> int:
 
 
 def _together_problem(instance: Instance, several: list[Together], cuts: dict[str, list[tuple[int, Cut]]]) -> str:
-    """Choices of several factors that can't stand beside each other."""
+    """Reason why choices of several factors can't be combined ("" = they can)."""
     for one in several:
         for other in several:
             if one != other and set(one.factors) & set(other.factors):
@@ -183,7 +183,7 @@ def _product_problem(instance: Instance, dim: Dim, cuts: dict[str, list[tuple[in
 
 
 def differentiable(instance: Instance, facts: TensorFacts) -> bool:
-    """Does a gradient flow through this operand or result? Without one, `R+` is `R`."""
+    """True if a gradient flows through this operand or result. Without one, `R+` is `R`."""
     return facts.requires_grad and instance.differentiable
 
 

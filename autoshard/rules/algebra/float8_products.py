@@ -1,5 +1,5 @@
-"""Linear layers in float8: which shapes the kernels take, what they pass and what they hold beside the products
-(emit/runtime/float8.py)."""
+"""Linear layers in float8: which shapes the kernels take, their passes, and the memory that they need next to the
+products (emit/runtime/float8.py)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ IN_OUT = frozenset({"autoshard.linear_in_out", "autoshard.float8_linear_in_out"}
 
 
 def fits(x: LocalTensor, weight: LocalTensor) -> bool:
-    """Whether the kernels take a product of these shapes, forward and backward; what doesn't fit runs in bfloat16."""
+    """True if the kernels take a product of these shapes, forward and backward; what doesn't fit runs in bfloat16."""
     rows = x.numel // max(1, x.shape[-1])
     return x.dtype == "bfloat16" and all(size and size % UNIT == 0 for size in (rows, *weight.shape))
 
 
 def runs_in_bfloat16(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> bool:
-    """Whether it is a linear in float8 whose shards under `strategy` the kernels don't take."""
+    """True if `op` is a linear in float8 whose shards under `strategy` the kernels don't take."""
     if op.target not in PLAIN:
         return False
 
@@ -43,13 +43,13 @@ def runs_in_bfloat16(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> bo
 
 
 def is_cast(op: LocalOp, product: Product) -> bool:
-    """Whether this product casts its factors here."""
+    """True if this product casts its factors here."""
     return bool(product.cast_to) and fits(*_factors(op, product))
 
 
 def holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
-    """In float8 the factors of a product, beside them one in bfloat16 while it is scaled, or the copies that turn a
-    factor for the kernel."""
+    """Temporary bytes of a product: its factors in float8, with one in bfloat16 while it is scaled, or the copies that
+    turn a factor for the kernel."""
     x, weight, result = operands[0], operands[1], results[0]
     assert x is not None and weight is not None and result is not None
     if not fits(x, weight):
@@ -72,9 +72,9 @@ class Casts:
 
 
 def casts(op: LocalOp, product: Product) -> Casts:
-    """Of a product for which `is_cast` holds, kernel by kernel as eager torch runs them:
-    `scaled` reads a tensor for its largest element, writes it divided by the scale, and writes that in float8; two
-    kernels between make the scale. `product` turns a factor that lies in the other order."""
+    """Passes of a product for which `is_cast` holds, kernel by kernel as eager torch runs them: `scaled` reads a tensor
+    for its largest element, writes it divided by the scale, and writes that in float8; two kernels between make the
+    scale. `product` turns a factor that lies in the other order."""
     x, weight = _factors(op, product)
     result = op.results[0]
     turned, in_out = _turned(weight), op.target in IN_OUT
@@ -87,9 +87,9 @@ def casts(op: LocalOp, product: Product) -> Casts:
 
 
 def joined_casts(op: LocalOp, product: Product) -> Casts:
-    """The same as a compiler runs them, by torchao's own roofline (torchao.testing.float8.roofline_utils, casts
-    computed again in backward): a pass for the largest element, a small one, and one that casts, to both orders where a
-    gradient is used in both."""
+    """Passes of the casts as a compiler runs them, by torchao's own roofline (torchao.testing.float8.roofline_utils,
+    casts recomputed in backward): a pass for the largest element, a small one, and one that casts, to both orders where
+    a gradient is used in both."""
     x, weight = _factors(op, product)
     result = op.results[0]
 

@@ -1,4 +1,4 @@
-"""Images whose height or width is cut: windows reach into a neighbour's rows, which are fetched (the halo)."""
+"""Halo exchange for images with sharded height or width: windows reach into a neighbour's rows, which are fetched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoshard.rules.algebra.variant_record import (
 
 
 def halos(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Iterator[tuple[int, int, int, int]]:
-    """(axis, dim, rows that windows reach beyond their own, rows of padding at an edge) of each spatial dim cut."""
+    """(axis, dim, rows that windows reach beyond their own, rows of padding at an edge) of each sharded spatial dim."""
     x, attributes = operands[0], dict(op.attributes)
     assert x is not None
     count = int(op.target[-2])  # spatial dims: conv2d
@@ -36,8 +36,8 @@ def halos(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Itera
 
 
 def halo_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
-    """Rows at the edges of each cut dim, to the neighbours; their gradients come back. Uneven cuts may need a row
-    more than `span - stride`."""
+    """Sends rows at the edges of each sharded dim to the neighbours; their gradients come back. Uneven shards may need
+    a row more than `span - stride`."""
     x = operands[0]
     assert x is not None
     calls = []
@@ -55,7 +55,7 @@ def _tuple(value: object, count: int) -> tuple[int, ...]:
 
 
 def _rows_with_halo(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> tuple[float, float]:
-    """Bytes of the rows that a device has with those it fetched, and of all that its windows cover."""
+    """Bytes of a device's rows with those it fetched, and of all that its windows cover."""
     x = first(operands)
     fetched = covered = float(x.bytes)
     for axis, dim, reach, padding in halos(mesh, op, operands, layouts):
@@ -67,7 +67,7 @@ def _rows_with_halo(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts
 
 
 def halo_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
-    """The rows before they are padded; backward the gradient of what is covered, and of the rows."""
+    """Temporary bytes: the rows before they are padded; backward the gradient of what is covered, and of the rows."""
     x = first(operands)
     fetched, covered = _rows_with_halo(mesh, op, operands, layouts)
     padded = fetched if covered > fetched else 0.0
@@ -76,5 +76,5 @@ def halo_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, res
 
 
 def halo_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
-    """What the windows cover instead of the input."""
+    """Bytes that the windows cover, kept instead of the input."""
     return KeptTensors((0,), None, _rows_with_halo(mesh, op, operands, layouts)[1])

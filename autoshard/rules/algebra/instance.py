@@ -14,7 +14,7 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What a rule needs to know of one tensor."""
+    """Facts about one tensor that a rule needs."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -49,12 +49,12 @@ class Instance:
 
     @cached_property
     def assignable(self) -> tuple[str, ...]:
-        """The factors that an axis may be on, in order of appearance."""
+        """Factors that an axis may be on, in order of appearance."""
         return tuple(factor for factor in self.rule.factors if factor not in self.rule.whole)
 
     @property
     def differentiable(self) -> bool:
-        """True where a gradient flows: a result and an operand need one."""
+        """True if a gradient flows: a result and an operand need one."""
         needed = any(facts is not None and facts.requires_grad for facts in self.operands)
         return needed and any(facts.requires_grad for facts in self.results)
 
@@ -62,7 +62,7 @@ class Instance:
 def bind(
     rule: Rule, operands: Sequence[TensorFacts | None], results: Sequence[TensorFacts], star: int | None = None
 ) -> Instance:
-    """Bind a rule to shapes. `star`: how many dims `d*` stands for, where no operand tells.
+    """Binds a rule to shapes. `star`: number of dims that `d*` stands for, if no operand tells.
 
     Raises RuleError where the rule does not fit the shapes.
     """
@@ -95,7 +95,7 @@ def bind(
 
 
 def unbound(operands: Sequence[TensorFacts | None], results: Sequence[TensorFacts], known: bool) -> Instance:
-    """The instance of an operator that can only be repeated: every dim is a literal size."""
+    """Instance of an operator that can only be repeated: every dim is a literal size."""
     terms = tuple(None if facts is None else _literal(facts) for facts in operands)
     return Instance(Rule(terms, tuple(map(_literal, results))), tuple(operands), tuple(results), (), known)
 
@@ -105,7 +105,7 @@ def _literal(facts: TensorFacts) -> Term:
 
 
 def _multiple_ranks(rule: Rule, shapes: Sequence[tuple[Term, tuple[int, ...]]], star: int | None) -> dict[str, int]:
-    """How many dims each `d*`, and at most `...`, stand for."""
+    """Number of dims that each `d*`, and at most `...`, stands for."""
     ranks: dict[str, int] = {}
     for term, shape in shapes:
         stars = [dim.factors[0] for dim in term.dims if dim.star]
@@ -125,7 +125,7 @@ def _multiple_ranks(rule: Rule, shapes: Sequence[tuple[Term, tuple[int, ...]]], 
 
 
 def expanded_names(name: str, ranks: dict[str, int]) -> tuple[str, ...]:
-    """`...` -> i0 i1 i2, `d*` -> d (or d0 d1), a plain factor -> itself."""
+    """Names of the expanded factor: `...` -> i0 i1 i2, `d*` -> d (or d0 d1), a plain factor -> itself."""
     if name == ELLIPSIS:
         return tuple(f"i{index}" for index in range(ranks.get(ELLIPSIS, 0)))
     count = ranks.get(name, 1)
@@ -133,7 +133,7 @@ def expanded_names(name: str, ranks: dict[str, int]) -> tuple[str, ...]:
 
 
 def _expand(rule: Rule, term: Term, shape: tuple[int, ...], ranks: dict[str, int]) -> list[Dim]:
-    """The dims with `...` and `d*` expanded; a broadcasting dim of size 1 is the literal 1."""
+    """Dims with `...` and `d*` expanded; a broadcasting dim of size 1 is the literal 1."""
     fixed = sum(ranks[dim.factors[0]] if dim.star else 1 for dim in term.dims if ELLIPSIS not in dim.parts)
     free_rank = len(shape) - fixed
     dims: list[Dim] = []

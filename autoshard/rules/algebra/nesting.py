@@ -1,4 +1,4 @@
-"""Several mesh axes on one factor, or on several factors of one dim: what is held, and what can't be.
+"""Several mesh axes on one factor, or on several factors of one dim: what devices hold, and what can't be.
 
 A cut is (parts, blocks, unit): an axis of `parts` devices cuts, in each of `blocks` global blocks, in multiples of
 `unit`. Cuts stand in mesh order. All is decided on what every device holds (`intervals.py`).
@@ -14,7 +14,7 @@ from autoshard.ir.intervals import Cut, multiple, runs
 
 @cache
 def factor_problem(size: int, cuts: tuple[Cut, ...], may_be_empty: bool) -> str:
-    """Why these cuts of a factor can't be ("" = they can)."""
+    """Reason why these cuts of a factor can't be ("" = they can)."""
     for parts, blocks, unit in cuts:
         if isinstance(unit, tuple):
             reason = parts_problem(size, parts, unit, len(cuts))
@@ -34,7 +34,7 @@ def factor_problem(size: int, cuts: tuple[Cut, ...], may_be_empty: bool) -> str:
 
 
 def parts_problem(size: int, devices: int, lengths: tuple[int, ...], cuts: int = 1) -> str:
-    """Why a dim can't be cut in parts of these lengths, one a device, beside `cuts` - 1 others ("" = it can)."""
+    """Reason why a dim can't be split in these lengths, one per device, with `cuts` - 1 other cuts ("" = it can)."""
     spelt = ", ".join(map(str, lengths))
     if sum(lengths) != size:
         return f"parts of {spelt} make {sum(lengths)}, and there are {size}"
@@ -45,7 +45,7 @@ def parts_problem(size: int, devices: int, lengths: tuple[int, ...], cuts: int =
 
 @cache
 def nesting_problem(size: int, cuts: tuple[Cut, ...]) -> str:
-    """Why the cuts don't nest: blocks must not decrease, and a finer axis needs whole blocks left to it."""
+    """Reason why cuts don't nest: blocks must not decrease, and a finer axis needs whole blocks left to it."""
     for index in range(1, len(cuts)):
         (_, outer, outer_unit), (_, inner, inner_unit) = cuts[index - 1], cuts[index]
         if (outer, outer_unit) == (inner, inner_unit):
@@ -61,16 +61,16 @@ def nesting_problem(size: int, cuts: tuple[Cut, ...]) -> str:
 
 @cache
 def product_problem(sizes: tuple[int, ...], cuts: tuple[tuple[int, Cut], ...]) -> str:
-    """Why a dim (a product of parts of `sizes`) can't be cut by axes on several parts; `cuts` are (part, its cut).
+    """Reason why a dim (a product of parts of `sizes`) can't be cut by axes on several parts; `cuts` are (part, cut).
 
-    Where the dim's own cuts nest, they hold exactly the product of what the parts hold: an outer part is on an outer
-    axis, and whole blocks are left to the parts inside it.
+    If the dim's own cuts nest, they hold exactly the product of what the parts hold: an outer part is on an outer axis,
+    and whole blocks are left to the parts inside it.
     """
     return nesting_problem(_product(sizes), tuple(dim_cut(sizes, part, cut) for part, cut in cuts))
 
 
 def dim_cut(sizes: Sequence[int], part: int, cut: Cut) -> Cut:
-    """The cut of a dim that a cut of its part `part` means: blocks = pre * blocks, unit = unit * post."""
+    """Cut of a dim that a cut of its part `part` means: blocks = pre * blocks, unit = unit * post."""
     parts, blocks, unit = cut
     if isinstance(unit, tuple):
         assert len(sizes) == 1, "parts of given lengths are those of a dim that is one loop"

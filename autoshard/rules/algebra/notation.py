@@ -96,7 +96,7 @@ class Together:
 
 @dataclass(frozen=True)
 class Rule:
-    """An operator's factors. An operand is None where it is absent (`-`), which only bound rules have."""
+    """Factors of an operator. An operand is None if it is absent (`-`), which only bound rules have."""
 
     operands: tuple[Term | None, ...]
     results: tuple[Term, ...]
@@ -134,7 +134,7 @@ class Rule:
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """Every factor once, in order of appearance."""
+        """Factors, each once, in order of appearance."""
         return tuple(dict.fromkeys(factor for term in self.terms for factor in term.factors))
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""The record of one operator: everything that is known of it, in one place, beside its rule.
+"""Records of operators: everything that is known of one, in one place, next to its rule.
 
-What a record leaves out has a default that is right, and at worst slow or pessimistic.
+A default that is right, and at worst slow or pessimistic, stands for whatever a record leaves out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TensorParallel:
 
 
 class CodeWriter(Protocol):
-    """Who writes an expression: a literal of a local argument, and the name of the device."""
+    """A writer of expressions: a literal of a local argument, and the name of the device."""
 
     @property
     def device(self) -> str: ...
@@ -75,14 +75,14 @@ class Operator:
     result, from outermost to innermost: "operand" for that of an operand of its shape.
     Seconds: the `work`, else memory traffic at the constant `memory.<bandwidth>`, of `traffic` bytes (forward and
     backward); `cell_weights`: the position of the first of a recurrent cell's two matrices. `holds`: bytes while it
-    runs, beside operands, results, gradients and what is kept; `keeps`: what its code keeps otherwise than it `saves`.
+    runs, besides operands, results, gradients and saved tensors; `keeps`: what its code keeps instead of `saves`.
     In code: `spelling`, a template (emit/expressions.py) or a function; `infix` symbol; `in_torch`: `torch.NAME` takes
     the schema's arguments; `returns_list`; `takes_device`. `operand_names` and `result_name` for its variables;
     `keeps_name`: its result is called as its operand.
     Styles: `tensor_parallel`; `sequence_parallel`: Megatron splits it along the sequence, between two split layers.
     In words: `split_words` of (operand, dim), `factor_words` of a factor; `traced_as`: other names in traces of a run.
     `draws` random numbers while all these arguments are true (None: never); `chooses`: operand 1 holds indices of the
-    rows of operand 0, of its classes, or along argument `dim`; `on_host`: it can run there, beside its table, operand
+    rows of operand 0, of its classes, or along argument `dim`; `on_host`: it can run there, next to its table, operand
     0; `moves`: it moves numbers and changes none. `dims` are the arguments that count dims of operand 0,
     `dims_of_result` those that count them in the result.
     """
@@ -132,5 +132,5 @@ class Operator:
 
 
 def each(names: str, record: Operator) -> dict[str, Operator]:
-    """The same record for several operators of ATen."""
+    """Operators of ATen by these names, all with the same record."""
     return {f"aten.{name}": record for name in names.split()}

@@ -1,4 +1,4 @@
-"""What autograd keeps of an operator until its backward: the answers that several operators share."""
+"""Tensors that autograd keeps of an operator until its backward: the answers that several operators share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Saves = Callable[[Op, Operands, list[Tensor]], Kept]
 
 
 def floating(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """The floating operands: what is assumed of an operator that says nothing."""
+    """Floating operands: assumed for an operator that states nothing."""
     return tuple(i for i, operand in enumerate(operands) if operand is not None and "float" in operand.dtype), (), 0
 
 
 def keeps(*operands: int, results: tuple[int, ...] = ()) -> Saves:
-    """Always these operands and results."""
+    """Answer that always keeps these operands and results."""
     return lambda op, inputs, outputs: (operands, results, 0)
 
 
 def product(left: int = 0, right: int = 1) -> Saves:
-    """Each factor is kept for the other's gradient."""
+    """Answer that keeps each factor for the other's gradient."""
 
     def saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
         return tuple(i for i, j in ((left, right), (right, left)) if needs_grad(operands, j)), (), 0
@@ -36,7 +36,7 @@ def needs_grad(operands: Operands, position: int) -> bool:
 
 
 def accumulator_bytes(operand: Tensor | None) -> int:
-    """Of a statistic: kernels compute it in float32 at least."""
+    """Bytes per element of a statistic: kernels compute it in float32 at least."""
     return 8 if operand is not None and operand.dtype == "float64" else 4
 
 

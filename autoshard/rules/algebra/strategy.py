@@ -13,11 +13,9 @@ ChoiceKind = Literal["factor", "repeat", "repeat_partial", "linear"]
 
 @dataclass(frozen=True)
 class Choice:
-    """What one mesh axis does to an op. Prints as
-    `n` or `n/3*64` (the factor n, in 3 blocks, in units of 64), `n[10+20]` (in parts of these lengths), `=` (all
-    replicated, whole gradients), `+` (all replicated, partial gradients), `~0` or `~0.1` (a partial value passes in
-    operands 0 (and 1)).
-    """
+    """Action of one mesh axis on an op. Prints as `n` or `n/3*64` (the factor n, in 3 blocks, in units of 64),
+    `n[10+20]` (in parts of these lengths), `=` (all replicated, whole gradients), `+` (all replicated, partial
+    gradients), `~0` or `~0.1` (a partial value passes in operands 0 (and 1))."""
 
     kind: ChoiceKind
     factor: str = ""

@@ -1,4 +1,4 @@
-"""The record of a variant: how an operator runs on shards that talk inside it, and what that costs."""
+"""Records of variants: how an operator runs on shards that communicate inside it, and what that costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WholeShapes = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True)
 class Inside:
-    """The collectives inside a variant, in order of execution. `beside`: the kinds of those that run while the operator
+    """Collectives inside a variant, in order of execution. `beside`: the kinds of those that run while the operator
     computes (the blocks of a ring); they come first."""
 
     forward: tuple[Call, ...] = ()
@@ -38,8 +38,8 @@ class Temporary:
 
 @dataclass(frozen=True)
 class KeptTensors:
-    """What is kept for backward otherwise than the operator itself does: nothing of the operands `without`, but
-    `extra_bytes` (None: as the operator) beside the others."""
+    """Tensors kept for backward in place of the operator's own: none of the operands `without`, and `extra_bytes`
+    (None: the operator's) in addition to the others."""
 
     without: tuple[int, ...] = ()
     extra_bytes: float | None = None
@@ -101,5 +101,5 @@ def bytes_of(*tensors: LocalTensor | None) -> float:
 
 
 def wide_bytes(x: LocalTensor) -> float:
-    """In float32 at least."""
+    """Bytes of `x` in float32 at least."""
     return float(x.numel * max(ACCUMULATED, DTYPE_BYTES[x.dtype]))

@@ -21,7 +21,7 @@ def contiguous(shape: Sequence[int]) -> Strides:
 
 
 def dense(shape: Sequence[int], order: Sequence[int]) -> Strides:
-    """Without gaps, the dims from outermost to innermost in this `order`."""
+    """Strides without gaps, the dims from outermost to innermost in this `order`."""
     inner = contiguous([shape[d] for d in order])
     return tuple(inner[order.index(d)] for d in range(len(shape)))
 

@@ -36,12 +36,12 @@ _UNKNOWN = Operator()
 
 
 def record(target: str) -> Operator:
-    """What is known of an operator; of one that the table lacks, the defaults."""
+    """Record of an operator; the defaults for one that the table lacks."""
     return OPERATORS.get(target, _UNKNOWN)
 
 
 def is_random(op: Op) -> bool:
-    """Does the op draw? Its ordinal among those that do is part of the seed."""
+    """True if the op draws random numbers. Its ordinal among those that do is part of the seed."""
     draws = record(op.target).draws
     if draws is None:
         return False
@@ -50,7 +50,7 @@ def is_random(op: Op) -> bool:
 
 
 def drops_all(op: Op) -> bool:
-    """Is it a dropout of everything? It counts as random, and torch draws no number for it."""
+    """True for a dropout of everything. It counts as random, and torch draws no number for it."""
     arguments = dict(op.attributes)
     return is_random(op) and any(arguments[n] == 1 and arguments[n] is not True for n in record(op.target).draws or ())
 

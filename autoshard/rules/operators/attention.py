@@ -37,9 +37,9 @@ from autoshard.rules.algebra.variant_record import (
 
 
 def attention(call: OperatorCall) -> str:
-    """The softmax needs all keys, and all of their size. An axis on `s` cuts the queries alone; `gather`, `ring` and
-    `balanced` cut the keys too, and the variant brings them together; `heads` cuts the query heads of shared key heads
-    anywhere."""
+    """Rule of attention. The softmax needs all keys, and all of their size. An axis on `s` shards the queries alone;
+    `gather`, `ring` and `balanced` shard the keys too, and the variant joins them; `heads` splits the query heads of
+    shared key heads anywhere."""
     query, key, _ = (shape for shape in call.shapes[:3] if shape is not None)
     if any(len(shape or query) > len(query) for shape in call.shapes) or len(query) < 2:
         raise NoRule
@@ -58,7 +58,7 @@ def attention(call: OperatorCall) -> str:
 
 
 def _leading(call: OperatorCall, query: tuple[int, ...], key: tuple[int, ...]) -> tuple[str, str, str]:
-    """The dims before the last two: (batch, query heads, key heads)."""
+    """Dims before the last two: (batch, query heads, key heads)."""
     lead = len(query) - 2
     if len(key) != len(query) or query[: max(lead - 1, 0)] != key[: max(lead - 1, 0)]:
         raise NoRule
@@ -118,15 +118,15 @@ _DEFAULTS: dict[str, float | bool | None] = {"is_causal": False, "scale": None, 
 
 
 def attention_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """Fused attention: query, key, value, mask, the result, and a logsumexp per query."""
+    """Tensors kept of fused attention: query, key, value, mask, the result, and a logsumexp per query."""
     query = operands[0]
     assert query is not None
     return (0, 1, 2, 3), (0,), query.numel // max(query.shape[-1], 1) * accumulator_bytes(query)
 
 
 def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
-    """What a device computes that brings the keys together: its queries on all of them. Under a causal mask the last
-    device is the busiest, and its queries, the last of the `whole` ones, see all but half of its own share."""
+    """Work of a device that gathers the keys: its queries on all of them. Under a causal mask the last device is the
+    busiest, and its queries, the last of the `whole` ones, see all but half of its own share."""
     q, k, v = (local.operand(position) for position in range(3))
     assert whole[0] is not None and whole[1] is not None
     rows, columns = q.shape[-2], whole[1][-2]
@@ -138,7 +138,7 @@ def attended(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> Local
 
 
 def attended_by_half(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
-    """What every device of a balanced ring computes: blocks without a mask but for its own, half of all scores."""
+    """Work of every device of a balanced ring: blocks without a mask but for its own, half of all scores."""
     q, k, v = (local.operand(position) for position in range(3))
     assert whole[1] is not None
     columns = max(whole[1][-2] // 2, 1)
@@ -147,7 +147,7 @@ def attended_by_half(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) 
 
 
 def attended_balanced(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...]) -> LocalOp:
-    """Of 2n chunks of the sequence device i has i and 2n-1-i: under a causal mask all see half of the keys."""
+    """Work of device i, which has chunks i and 2n-1-i of 2n: under a causal mask all see half of the keys."""
     q, k, v = (local.operand(position) for position in range(3))
     assert whole[1] is not None
     key, value = (replace(x, shape=(*x.shape[:-2], whole[1][-2], x.shape[-1])) for x in (k, v))
@@ -155,14 +155,14 @@ def attended_balanced(local: LocalOp, whole: tuple[tuple[int, ...] | None, ...])
 
 
 def is_unfused(operands: LocalTensors) -> bool:
-    """Whether a ring makes scores: no fused kernel takes a mask, or float32."""
+    """True if a ring makes scores: no fused kernel takes a mask, or float32."""
     masked = len(operands) > 3 and operands[3] is not None
     return masked or (operands[0] is not None and operands[0].dtype not in ("bfloat16", "float16"))
 
 
 def ring_traffic(local: LocalOp) -> tuple[float, float]:
-    """What a ring reads and writes of its scores, in float32, forward and backward, where no fused kernel takes them:
-    with a mask, and not in half precision."""
+    """Bytes of scores that a ring reads and writes, in float32, forward and backward, if no fused kernel takes them:
+    with a mask, or not in half precision."""
     if not is_unfused(local.operands):
         return 0.0, 0.0
     scores = 4.0 * math.prod(local.operand(0).shape[:-1]) * local.operand(1).shape[-2]
@@ -177,8 +177,8 @@ def gathered_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: La
 
 
 def ring_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
-    """A block passes every device once (an all-gather's traffic); backward it takes its gradients, in float32, along,
-    which also go home. Over several axes it goes round the innermost one before each step along the next."""
+    """Collectives of a ring. A block passes every device once (an all-gather's traffic); backward, with its float32
+    gradients, which also go home. Over several axes it goes round the innermost before each step of the next."""
     blocks = [x for x in operands[1:3] if x is not None]
     block = full = float(sum(x.bytes for x in blocks))
     wider = max(4 / DTYPE_BYTES[blocks[0].dtype], 1)
@@ -192,8 +192,8 @@ def ring_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layout
 
 
 def balanced_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
-    """A ring's, and what comes before and after it: queries, keys and values from the order of the sequence and the
-    result back, and their gradients. Over several axes at most a message each."""
+    """Collectives of a ring, and those before and after it: queries, keys and values from the order of the sequence and
+    the result back, and their gradients. Over several axes at most a message each."""
     ring, (q, k, v) = ring_collectives(mesh, op, operands, layouts), operands[:3]
     assert q is not None and v is not None
     whole = bytes_of(q, k, v) + _result_bytes(q, v)
@@ -204,8 +204,8 @@ def balanced_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: La
 
 
 def _moved_share(devices: int) -> float:
-    """Of what the busiest device holds in the order of the sequence, how much goes to others: of two devices one half,
-    of more one at least holds neither half for itself."""
+    """Share that goes to others of what the busiest device holds in the order of the sequence: one half with two
+    devices; with more, at least one device holds neither half for itself."""
     return 0.5 if devices == 2 else 1.0
 
 
@@ -214,7 +214,7 @@ def _result_bytes(q: LocalTensor, v: LocalTensor) -> float:
 
 
 def balanced_traffic(local: LocalOp) -> tuple[float, float]:
-    """A ring's; and what is exchanged is packed and laid out: each read and written twice."""
+    """Traffic of a ring; and exchanged tensors are packed and laid out: each read and written twice."""
     q, k, v = (local.operand(position) for position in range(3))
     passed = 4 * (bytes_of(q) + (bytes_of(k, v) * q.shape[-2] / k.shape[-2]) + _result_bytes(q, v))
     there, back = ring_traffic(local)
@@ -222,7 +222,7 @@ def balanced_traffic(local: LocalOp) -> tuple[float, float]:
 
 
 def _gathers(mesh: Mesh, operands: LocalTensors, layouts: Layouts) -> Iterator[Call]:
-    """Of keys and values together along their sequence, inner axes first."""
+    """All-gathers of keys and values together along their sequence, inner axes first."""
     sizes = [x for x in operands[1:3] if x is not None]
     full = float(sum(x.bytes for x in sizes))
     for axis in reversed(_sequence_axes(sizes[0], layouts)):
@@ -231,12 +231,12 @@ def _gathers(mesh: Mesh, operands: LocalTensors, layouts: Layouts) -> Iterator[C
 
 
 def _sequence_axes(key: LocalTensor, layouts: Layouts) -> list[int]:
-    """Those that cut the sequence of keys, the outermost first."""
+    """Axes that shard the sequence of keys, the outermost first."""
     return [axis for axis, dim in shards(layouts[1]) if dim == len(key.shape) - 2]
 
 
 def _whole(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> float:
-    """Bytes of all keys and values, gathered; 0 where they are not."""
+    """Bytes of all keys and values, gathered; 0 if they are not."""
     return max(
         (size for _, _, size in gathered_collectives(mesh, op, operands, layouts).forward),
         default=0.0,
@@ -244,7 +244,7 @@ def _whole(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> floa
 
 
 def _masked(op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors, mesh: Mesh) -> int:
-    """Elements of the causal mask in global positions that a device makes, where queries are cut."""
+    """Elements of the causal mask in global positions that a device makes, if queries are sharded."""
     q, k = operands[:2]
     assert q is not None and k is not None
     cut = [axis for axis, dim in shards(layouts[0]) if dim == len(q.shape) - 2]
@@ -253,8 +253,8 @@ def _masked(op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTens
 
 
 def gathered_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
-    """All keys and values as they come and as they are laid out, before there is a result; the mask as booleans.
-    Backward they are gathered again, beside their gradients."""
+    """Bytes of all keys and values as received and as laid out, before there is a result; the mask as booleans.
+    Backward gathers them again, next to their gradients."""
     whole, mask = _whole(mesh, op, operands, layouts), _masked(op, operands, layouts, results, mesh)
     q, k, v = operands[:3]
     assert q is not None
@@ -263,7 +263,7 @@ def gathered_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts,
 
 
 def gathered_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
-    """Keys and values side by side instead of themselves; the mask, to be added to the scores."""
+    """Keys and values packed together, instead of themselves; the mask, to be added to the scores."""
     q = first(operands)
     mask = _masked(op, operands, layouts, results, mesh) * q.bytes / max(q.numel, 1)
     if not _whole(mesh, op, operands, layouts):
@@ -272,8 +272,8 @@ def gathered_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts,
 
 
 def ring_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
-    """A block in use and one on its way; the output while it is rescaled. Backward: the block that arrives and what
-    one block adds, the gradients of two blocks in float32. Unfused, the scores of one block with two copies."""
+    """Bytes of a block in use and one on its way; of the output while it is rescaled. Backward: the arriving block and
+    what one block adds, the gradients of two blocks in float32. Unfused, the scores of one block with two copies."""
     q, k, v = operands[:3]
     assert q is not None and k is not None and v is not None
     block, out = bytes_of(k, v), math.prod(q.shape[:-1]) * (v.shape[-1] + 1) * ACCUMULATED
@@ -284,7 +284,7 @@ def ring_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, res
 
 
 def balanced_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
-    """A ring's, or while they are exchanged queries, keys and values packed and received, beside those laid out."""
+    """Bytes of a ring, or, in the exchange, of queries, keys and values packed and received, plus those laid out."""
     ring, moved = ring_holds(mesh, op, operands, layouts, results), bytes_of(*operands[:3])
     return Temporary(max(ring.forward, 2 * moved), max(ring.backward, 2 * moved))
 
@@ -295,7 +295,7 @@ def balanced_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts,
 
 
 def rotation_traffic(op: LocalOp) -> tuple[float, float]:
-    """One half is turned round, then both are put together, either way."""
+    """Traffic of a rotation: one half is turned round, then both are put together, either way."""
     half = op.results[0].bytes / 2
     return 2 * half + 4 * half, 2 * half + 4 * half
 

@@ -35,7 +35,7 @@ class _Windows:
     resized: list[str]
 
     def options(self, variant: str) -> str:
-        """The options of the rule that they need, each with its bar."""
+        """Options of the rule that these windows need, each with its bar."""
         if not self.crossed:
             return ""
         resized = f" | resized: {' '.join(self.resized)}" if self.resized else ""
@@ -44,7 +44,7 @@ class _Windows:
 
 
 def _windows(sizes: Sequence[int], results: Sequence[int], apart: Sequence[int]) -> _Windows:
-    """`apart`: how long the blocks of the image are, of which each position has its own; 0 where windows cross."""
+    """Windows of the spatial dims. `apart`: lengths of the image blocks, one per position; 0 if windows cross."""
     image, result, crossed, resized = [], [], [], []
     for i, (size, length, block) in enumerate(zip(sizes, results, apart, strict=True)):
         name = f"y{i}"
@@ -63,7 +63,7 @@ def _windows(sizes: Sequence[int], results: Sequence[int], apart: Sequence[int])
 
 
 def numbers(call: OperatorCall, name: str, count: int, default: int) -> tuple[int, ...]:
-    """A window argument for each spatial dim; `padding="same"` in numbers. Raises NoRule where it is lopsided."""
+    """Window argument for each spatial dim; `padding="same"` in numbers. Raises NoRule if it is lopsided."""
     value = call.get(name, default)
     if isinstance(value, str):
         return _same(call, count) if value == "same" else (0,) * count
@@ -84,7 +84,7 @@ def _kernel(call: OperatorCall, count: int) -> tuple[int, ...]:
 
 
 def _spans(call: OperatorCall, count: int) -> tuple[int, ...]:
-    """How long windows are, dilation counted."""
+    """Lengths of the windows, dilation counted."""
     dilation = numbers(call, "dilation", count, 1)
     return tuple(d * (k - 1) + 1 for k, d in zip(_kernel(call, count), dilation, strict=True))
 
@@ -105,7 +105,7 @@ def _sliding(call: OperatorCall, count: int, pool: bool = False) -> _Windows:
 
 
 def convolution(call: OperatorCall) -> str:
-    """(g c) input channels, (g o) output channels in g groups; the kernel's dims k are whole."""
+    """Rule with (g c) input channels, (g o) output channels in g groups; the kernel's dims k are whole."""
     weight, spatial = _weight(call)
     try:
         windows = _sliding(call, spatial)
@@ -115,7 +115,7 @@ def convolution(call: OperatorCall) -> str:
 
 
 def transposed(call: OperatorCall) -> str:
-    """The mirror of a convolution: its weight holds (in, out / groups), so the output is summed over `c`."""
+    """Rule of the mirror of a convolution: its weight holds (in, out / groups), so the output is summed over `c`."""
     weight, spatial = _weight(call)
     sizes, results = call.shape[2:], call.results[0][2:]
     stride, padding = numbers(call, "stride", spatial, 1), numbers(call, "padding", spatial, 0)
@@ -147,7 +147,7 @@ def _convolved(call: OperatorCall, dims: str, weight: tuple[int, ...], windows: 
 
 
 def _uncut(sizes: Sequence[int], results: Sequence[int]) -> _Windows:
-    """Nothing of the image can be cut."""
+    """Windows of an image that can't be sharded at all."""
     return _Windows([str(size) for size in sizes], [str(size) for size in results], [], [])
 
 
@@ -156,7 +156,7 @@ def spatial_dims(call: OperatorCall) -> int:
 
 
 def pooling(call: OperatorCall) -> str:
-    """Batch and channels stand alone. Positions of maxima count over the whole image, so it is whole with them."""
+    """Rule of pooling: batch and channels are independent; with positions of maxima in the image, it is whole."""
     spatial = spatial_dims(call)
     if len(call.results) > 1:
         windows = _uncut(call.shape[-spatial:], call.results[0][-spatial:])
@@ -166,7 +166,7 @@ def pooling(call: OperatorCall) -> str:
 
 
 def adaptive(call: OperatorCall) -> str:
-    """Windows of equal length stand alone; a mean over the whole image is a sum over its parts."""
+    """Rule in which windows of equal length are independent; a mean over the image is a sum over its parts."""
     spatial = spatial_dims(call)
     sizes, results = call.shape[-spatial:], call.results[0][-spatial:]
     if len(call.results) > 1:
@@ -194,12 +194,12 @@ def _pooled(call: OperatorCall, windows: _Windows, variant: str) -> str:
 
 
 def localise_groups(local: Local) -> dict[str, LocalAttribute]:
-    """With the groups cut, each device convolves its own; the weight holds (g o) of them."""
+    """Local groups: with the groups sharded, each device convolves its own; the weight holds (g o) of them."""
     return {"groups": local.factor("g")} if local.axes("g") else {}
 
 
 def localise_adaptive(local: Local) -> dict[str, LocalAttribute]:
-    """The local size of the result."""
+    """Local size of the result."""
     spatial = spatial_dims(_call(local))
     return {"output_size": local.result()[-spatial:]}
 
@@ -216,7 +216,7 @@ def _call(local: Local) -> OperatorCall:
 
 
 def _cut(local: Local, count: int) -> Axes:
-    """The axes on the dims whose windows cross, by role."""
+    """Axes on the dims whose windows cross, by role."""
     roles = zip(ROLES[3 - count :], range(count), strict=True)
     crossed = local.instance.rule.variant_factors
     cut = [(role, local.axes(f"y{i}") if f"y{i}" in crossed else ()) for role, i in roles]
@@ -267,7 +267,7 @@ def localise_avg_pool(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def max_pool_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """The input, and where each maximum lies."""
+    """Input, and the position of each maximum."""
     return (0,), (), results[0].numel * DTYPE_BYTES["int64"]
 
 

@@ -7,7 +7,7 @@ from autoshard.rules.algebra.saved_for_backward import NOTHING
 
 
 def spell_constant(writer: CodeWriter, operands: Names, arguments: Given) -> str:
-    """A literal tensor; `values` are flat."""
+    """Code of a literal tensor; `values` are flat."""
     values, shape = arguments["values"], arguments["shape"]
     assert isinstance(values, tuple) and isinstance(shape, tuple)
     text = writer.literal(values[0]) if not shape else f"[{', '.join(map(writer.literal, values))}]"

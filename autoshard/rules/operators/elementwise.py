@@ -20,12 +20,12 @@ from autoshard.rules.algebra.view_strides import same
 
 
 def elementwise(call: OperatorCall) -> str:
-    """`..., ... -> ...`, as many operands as there are."""
+    """Rule `..., ... -> ...`, with as many operands as there are."""
     return ", ".join("-" if shape is None else "..." for shape in call.shapes) + " -> ..."
 
 
 def add(call: OperatorCall) -> str:
-    """A sum passes partial values in both operands together; `x + 1` is affine, and does not."""
+    """Rule of a sum, which passes partial values in both operands together; `x + 1` is affine, and does not."""
     return elementwise(call) + (" | linear: 0+1" if len(call.shapes) == 2 else "")
 
 
@@ -34,7 +34,7 @@ def mul(call: OperatorCall) -> str:
 
 
 def div(call: OperatorCall) -> str:
-    """Linear in the dividend, where the divisor is above 0 or a number: a part that is 0 by 0 is NaN."""
+    """Rule linear in the dividend, if the divisor is above 0 or a number: a part that is 0 by 0 is NaN."""
     affine = call.get("rounding_mode") is not None or call.get("self") is not None
     divides = 1 in call.positive if len(call.shapes) == 2 else call.number("other") != 0
     return elementwise(call) + (" | linear: 0" if divides and not affine else "")
@@ -49,7 +49,7 @@ def masked_fill(call: OperatorCall) -> str:
 
 
 def fill(call: OperatorCall) -> str:
-    """Its result has the shape of operand 0 and the value of operand 1 or of an argument."""
+    """Rule of a fill: the result has the shape of operand 0 and the value of operand 1 or of an argument."""
     return elementwise(call)
 
 

@@ -39,7 +39,7 @@ def experts(call: OperatorCall) -> str:
 
 
 def imbalance(op: Op) -> float:
-    """1 where tokens are spread evenly."""
+    """Imbalance of an op; 1 if tokens are spread evenly."""
     return float(dict(op.attributes).get("imbalance", 1.0))  # type: ignore[arg-type]
 
 
@@ -51,12 +51,12 @@ def localise_experts(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def inner_widths(op: Op) -> int:
-    """How many values of an expert's inner width autograd keeps of a pair of token and expert.
+    """Number of values of an expert's inner width that autograd keeps of a pair of token and expert.
 
-    Of emit/runtime/experts.py: what the activation reads or makes and what the second product reads; with a gate both
-    halves of the first product, the activation and their product; with a clipped one its seven steps. A kernel that
-    computes gate and activation again in its backward (`fused_gate`, of an operator that is priced and never run) keeps
-    the first product and what the second reads: Megatron-Core's bias_swiglu_impl saves its input alone.
+    Of emit/runtime/experts.py: the operands or results of the activation and the second product's operand; with a gate
+    both halves of the first product, the activation and their product; with a clipped one its seven steps. A kernel
+    that recomputes gate and activation in its backward (`fused_gate`, of an operator that is priced and never run)
+    keeps the first product and the second's operand: Megatron-Core's bias_swiglu_impl saves its input alone.
     """
     options = dict(op.attributes)
     if options.get("activation") == "clipped":
@@ -70,7 +70,7 @@ _KEEPS_RESULT = ("relu", "tanh")  # their backward reads the result, which the s
 
 
 def experts_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """The operands, and for each pair of token and expert its row, what is between the two products, its result."""
+    """Operands, and for each pair of token and expert its row, the values between the two products, and its result."""
     x, up, down, chosen, _ = operands[:5]
     assert x is not None and up is not None and down is not None and chosen is not None
     inner, outer = _widths(op, down.shape)
@@ -78,17 +78,17 @@ def experts_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 
 
 def _widths(op: Op, down: tuple[int, ...]) -> tuple[int, int]:
-    """Elements of a pair between the products, and of its result, by the shape of the second weight: with biases, seven
-    operands, it is (experts, in, out), else (experts, out, in)."""
+    """Number of elements of a pair between the products, and of its result, by the shape of the second weight: with
+    biases, seven operands, it is (experts, in, out), else (experts, out, in)."""
     width, outer = down[1:] if len(op.operands) > 5 else down[:0:-1]
     return inner_widths(op) * width, outer
 
 
 def experts_keep(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
-    """Of what one device works on. Rows and what is between the products: of the pairs whose experts are here, which
-    are those of its tokens where these travel; between the products what is here of the inner dim. Results, which the
-    pairs' weights are multiplied with: of all pairs of its tokens; and once more of those worked on where they are put
-    among others' (index_copy keeps its source)."""
+    """Tensors kept on one device. Rows and values between the products: of the pairs whose experts are here, which are
+    those of its tokens if these travel; between the products the local part of the inner dim. Results, which the pairs'
+    weights multiply: of all pairs of its tokens; and once more of those worked on if they are put among others'
+    (index_copy keeps its source)."""
     x, _, down, chosen, _ = operands[:5]
     assert x is not None and down is not None and chosen is not None
     tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])
@@ -101,7 +101,7 @@ def experts_keep(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, r
 
 
 def dispatch_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
-    """Pairs of token and expert to the experts, their results back; backward the gradients, the same ways."""
+    """All-to-alls of pairs of token and expert to the experts, results back; backward the gradients, the same ways."""
     x, _, down, chosen, _ = operands[:5]
     assert x is not None and down is not None and chosen is not None
     tokens, experts = ({axis for axis, dim in shards(layout) if dim == 0} for layout in layouts[:2])

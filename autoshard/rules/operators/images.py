@@ -15,7 +15,7 @@ from autoshard.rules.algebra.saved_for_backward import NOTHING
 
 
 def resize(call: OperatorCall) -> str:
-    """Repeating each pixel a whole number of times keeps blocks apart; other ways need the neighbours."""
+    """Rule of resizing: whole repeats of each pixel keep blocks apart; other ways need the neighbours."""
     nearest = "nearest" in call.op.target
     image, result = ["b", "c"], ["b", "c"]
     for i, (size, length) in enumerate(zip(call.shape[2:], call.results[0][2:], strict=True)):
@@ -26,7 +26,7 @@ def resize(call: OperatorCall) -> str:
 
 
 def localise_resize(local: Local) -> dict[str, LocalAttribute]:
-    """The local size of the result, where it is given as a size."""
+    """Local size of the result, if it is an argument."""
     attributes = dict(local.op.attributes)
     return {"output_size": local.result()[2:]} if attributes.get("output_size") is not None else {}
 
@@ -39,7 +39,7 @@ def pixel_shuffle(call: OperatorCall) -> str:
 
 
 def patches(call: OperatorCall) -> str:
-    """(b, c h w) -> (b, c k, places): every patch of a channel."""
+    """Rule (b, c h w) -> (b, c k, places): every patch of a channel."""
     if call.rank != 4:
         raise NoRule
     kernel = call.results[0][1] // call.shape[1]
@@ -47,7 +47,7 @@ def patches(call: OperatorCall) -> str:
 
 
 def joined_patches(call: OperatorCall) -> str:
-    """(b, c k, places) -> (b, c, h w): the sum of every patch of a channel, each where it lies."""
+    """Rule (b, c k, places) -> (b, c, h w): the sum of every patch of a channel, each where it lies."""
     if call.rank != 3:
         raise NoRule
     _, channels, height, width = call.results[0]
@@ -55,14 +55,14 @@ def joined_patches(call: OperatorCall) -> str:
 
 
 def sample(call: OperatorCall) -> str:
-    """The image is whole, the points stand alone."""
+    """Rule of sampling: the image is whole, the points are independent."""
     spatial = call.rank - 2
     x, y = ([f"{name}{i}" for i in range(spatial)] for name in "xy")
     return f"b c {term(x)}, b {term(y)} {spatial} -> b c {term(y)} | whole: {term(x)}"
 
 
 def instance_norm(call: OperatorCall) -> str:
-    """Every channel of every sample alone; its image is whole."""
+    """Rule of instance norm: channels and samples are independent; each image is whole."""
     if any(shape is not None for shape in call.shapes[3:]):
         raise NoRule  # running statistics are means over samples
     weights = ["-" if shape is None else "c" for shape in call.shapes[1:]]

@@ -20,7 +20,7 @@ from autoshard.rules.algebra.variant_record import OperatorVariant
 
 
 def embedding(call: OperatorCall) -> str:
-    """A cut vocabulary is a variant: rows that a device lacks are zero, and the result is partial."""
+    """Rule of a look-up. A sharded vocabulary is a variant: rows that a device lacks are zero, the result partial."""
     rows = "..."
     if call.get("scale_grad_by_freq"):
         return f"vocabulary d, {rows} -> {rows} d | whole: vocabulary ..."
@@ -31,8 +31,8 @@ def embedding(call: OperatorCall) -> str:
 
 
 def embedding_bag(call: OperatorCall) -> str:
-    """Ids in a matrix go with their bags; in a list they are whole, and a device takes those of its bags. Where rows
-    are cut, a bag is the sum over the devices of the rows that each has."""
+    """Rule of bags. Ids in a matrix go with their bags; in a list they are whole, and a device takes those of its bags.
+    If rows are sharded, a bag is the sum over the devices of the rows that each has."""
     matrix = len(call.shapes[1] or ()) == 2
     ids, offsets = ("b l", "-") if matrix else ("n", "o")
     weights = "-" if call.shapes[3] is None else ids
@@ -45,7 +45,7 @@ def embedding_bag(call: OperatorCall) -> str:
 
 
 def gather(call: OperatorCall) -> str:
-    """Dims other than the gathered one follow the index where both are as long."""
+    """Rule of a gather: other dims than the gathered one follow the index if both are as long."""
     index = call.shapes[1]
     assert index is not None
     names = letters(call.rank)
@@ -62,7 +62,7 @@ def index_select(call: OperatorCall) -> str:
 
 
 def index(call: OperatorCall) -> str:
-    """x[i, j]: indexed dims are whole; the indices' dims (broadcast) stand where they do, or in front when apart."""
+    """Rule of x[i, j]: indexed dims are whole; the indices' dims (broadcast) take their place, or lead if apart."""
     indices = call.shapes[1:]
     if any(dtype == "bool" for dtype in call.dtypes[1:]):
         raise NoRule
@@ -80,7 +80,7 @@ def index(call: OperatorCall) -> str:
 
 
 def scatter(call: OperatorCall) -> str:
-    """Dims other than the scattered one are common where index and source are as long as the whole."""
+    """Rule of a scatter: other dims than the scattered one are common if index and source are as long as the whole."""
     shapes = [shape for shape in call.shapes if shape is not None]
     if any(len(shape) != call.rank for shape in shapes):
         raise NoRule
@@ -92,14 +92,14 @@ def scatter(call: OperatorCall) -> str:
 
 
 def index_add(call: OperatorCall) -> str:
-    """Rows are added one by one, so the rows themselves can be cut."""
+    """Rule of index_add: rows are added one by one, so the rows themselves can be sharded."""
     names, dim = letters(call.rank), call.dim()
     whole = replaced(names, {dim: str(call.shape[dim])})
     return f"+{whole}, {names[dim]}, {term(names)} -> {whole} | sum: {names[dim]}"
 
 
 def slice_scatter(call: OperatorCall) -> str:
-    """The dim that is written in part is literal; select_scatter's source lacks it."""
+    """Rule of a write in part of a dim, which is literal; select_scatter's source lacks it."""
     names, dim = letters(call.rank), call.dim()
     source = call.shapes[1]
     assert source is not None
@@ -123,7 +123,7 @@ def localise_embedding(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def row_parts(local: Local) -> dict[str, LocalAttribute]:
-    """The lengths in which the rows are cut, where they are said."""
+    """Lengths in which the rows are split, if they are stated."""
     said = [choice.unit for choice in local.strategy.choices if choice.factor == "vocabulary"]
     return {"parts": said[0]} if said and isinstance(said[0], tuple) else {}
 
@@ -138,7 +138,7 @@ def localise_embedding_bag(local: Local) -> tuple[dict[str, LocalAttribute], Axe
 
 
 def index_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """The indices."""
+    """Indices only."""
     return tuple(range(1, len(operands))), (), 0
 
 
@@ -151,26 +151,26 @@ def bags_save(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 
 
 def embedding_traffic(op: LocalOp) -> tuple[float, float]:
-    """Forward touches the gathered rows only; backward zeroes a whole gradient table and adds rows to it."""
+    """Traffic: forward touches the gathered rows only; backward zeroes a gradient table and adds rows to it."""
     table, rows = op.operand(0).bytes, op.results[0].bytes
     return 2 * rows + op.operand(1).bytes, table + 3 * rows
 
 
 def parallel_embedding_traffic(op: LocalOp) -> tuple[float, float]:
-    """As the embedding, with rows of other devices masked out."""
+    """Traffic of the embedding, with rows of other devices masked out."""
     forward, backward = embedding_traffic(op)
     return forward + 2 * op.results[0].bytes, backward + 2 * op.results[0].bytes
 
 
 def bags_traffic(op: LocalOp) -> tuple[float, float]:
-    """Forward reads the row of each id; backward zeroes a whole gradient table and adds a row to it for each id."""
+    """Traffic: forward reads the row of each id; backward zeroes a gradient table and adds a row to it for each id."""
     table, ids, bags = op.operand(0), op.operand(1), op.results[0]
     rows = float(table.bytes / max(table.shape[0], 1) * ids.numel)
     return rows + bags.bytes + ids.bytes, table.bytes + 2 * rows + bags.bytes
 
 
 def parallel_bags_traffic(op: LocalOp) -> tuple[float, float]:
-    """As the bags, with a weight for each id that says whether its row is here, made in four passes."""
+    """Traffic of the bags, with a weight for each id that marks if its row is here, made in four passes."""
     forward, backward = bags_traffic(op)
     return forward + 4 * op.operand(1).bytes, backward
 

@@ -28,13 +28,13 @@ def baddbmm(call: OperatorCall) -> str:
 
 
 def _added(call: OperatorCall, *names: str) -> str:
-    """The added operand broadcasts to the result: its dims of size 1 are literal."""
+    """Term of the added operand, which broadcasts to the result: its dims of size 1 are literal."""
     aligned = names[len(names) - call.rank :]
     return "+" + (" ".join("1" if size == 1 else name for size, name in zip(call.shape, aligned, strict=True)) or "()")
 
 
 def einsum(call: OperatorCall) -> str:
-    """`bij,bjk->bik` is already a rule; diagonals and `...` are not offered."""
+    """Rule of an einsum: `bij,bjk->bik` is one already; diagonals and `...` are not offered."""
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, right = equation.partition("->")
     if not arrow or "." in equation:

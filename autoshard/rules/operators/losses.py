@@ -39,19 +39,19 @@ REDUCTIONS = ("none", "mean", "sum")
 
 
 def cross_entropy(call: OperatorCall) -> str:
-    """Cut classes exchange maximum and sum; a mean counts labels that are not ignored, over all devices."""
+    """Rule in which sharded classes exchange maximum and sum; a mean counts labels not ignored, over all devices."""
     if _probabilities(call):
         return soft_labels(call)
     return _classes(call, "joined", "parallel_cross_entropy")
 
 
 def nll(call: OperatorCall) -> str:
-    """Only the device that holds a label's class adds to the loss."""
+    """Rule in which only the device that holds a label's class adds to the loss."""
     return _classes(call, "sum", "parallel_nll_loss")
 
 
 def _classes(call: OperatorCall, classes: str, variant: str) -> str:
-    """(rows, classes, ...), labels, weights of the classes. Without a mean, only cut classes need the variant."""
+    """Rule of (rows, classes, ...), labels, class weights. Without a mean, only sharded classes need `variant`."""
     rows = ["rows"] * (call.rank > 1) + [f"d{i}" for i in range(call.rank - 2)]
     dims = [*rows[:1], "vocabulary", *rows[1:]]
     reduction = call.integer("reduction", MEAN)
@@ -65,7 +65,7 @@ def _classes(call: OperatorCall, classes: str, variant: str) -> str:
 
 
 def soft_labels(call: OperatorCall) -> str:
-    """Labels that are probabilities: (rows, classes, ...) both; classes whole; a mean is over rows."""
+    """Rule for labels that are probabilities: (rows, classes, ...) both; classes whole; a mean is over rows."""
     rows = ["rows"] * (call.rank > 1) + [f"d{i}" for i in range(call.rank - 2)]
     dims = term([*rows[:1], "c", *rows[1:]])
     reduction = call.integer("reduction", MEAN)
@@ -90,7 +90,7 @@ def mse(call: OperatorCall) -> str:
 
 
 def elementwise(call: OperatorCall) -> str:
-    """One number an element, weights broadcast."""
+    """Rule for one number an element, weights broadcast."""
     if any(len(shape or ()) > call.rank for shape in call.shapes):
         raise NoRule
     operands = ", ".join("-" if shape is None else "..." for shape in call.shapes)
@@ -102,7 +102,7 @@ def elementwise(call: OperatorCall) -> str:
 
 
 def embedding_pairs(call: OperatorCall) -> str:
-    """One number a row of (rows, d), whose size d is whole."""
+    """Rule for one number a row of (rows, d), whose size d is whole."""
     if call.rank != 2 or len(call.shapes[2] or ()) != 1:
         raise NoRule
     return {
@@ -136,14 +136,14 @@ def localise_mse(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def localise_loss(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    """What the mean is over: all elements, or all rows where a loss is one number a row."""
+    """Local arguments: `loss` and the `count` of the mean: all elements, or all rows if a loss is one number a row."""
     attributes = {name: value for name, value in local.op.attributes if name != "reduction"}
     count = prod(local.instance.size[factor] for factor in local.instance.rule.sum)
     return {"loss": local.op.target.removeprefix("aten."), "count": count, **attributes}, ()
 
 
 def cross_entropy_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """The labels, class weights, the log-probabilities, and the total weight."""
+    """Labels, class weights, the log-probabilities, and the total weight."""
     logits = operands[0]
     assert logits is not None
     return (1, 2), (), logits.bytes + DTYPE_BYTES[logits.dtype]
@@ -164,14 +164,14 @@ def parallel_cross_entropy_traffic(op: LocalOp) -> tuple[float, float]:
 
 
 def of_whole_classes(local: LocalOp, whole: WholeShapes) -> LocalOp:
-    """Where a device has all classes, in the precision of the sums, the runtime calls the operator itself."""
+    """Local op; the operator itself, without variant, if a device has all classes in the precision of the sums."""
     logits = local.operand(0)
     cut = whole[0] is None or logits.shape[_class_dim(logits)] != whole[0][_class_dim(logits)]
     return local if cut or logits.dtype not in _SUMMED_AS_THEY_ARE else replace(local, variant="")
 
 
 def _by_operator(operands: LocalTensors, layouts: Layouts) -> bool:
-    """The same of layouts."""
+    """True if `of_whole_classes` runs the operator itself, by these layouts."""
     logits = first(operands)
     cut = any(dim == _class_dim(logits) for _, dim in shards(layouts[0]))
     return not cut and logits.dtype in _SUMMED_AS_THEY_ARE
@@ -190,7 +190,7 @@ USED_OF_A_ROW = 36
 
 
 def cross_entropy_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
-    """Over the vocabulary: the maximum of each row, then sums of it, stacked. Over rows: the count of labels."""
+    """Collectives over the vocabulary: row maxima, then row sums, stacked. Over rows: the count of labels."""
     logits = operands[0]
     assert logits is not None
     class_dim = _class_dim(logits)
@@ -204,7 +204,7 @@ def cross_entropy_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layout
 
 
 def nll_collectives(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
-    """The count of labels."""
+    """All-reduce of the count of labels."""
     counts = [(axis, "all_reduce", float(COUNT_BYTES)) for axis, _ in shards(layouts[0])]
     return Inside(tuple(counts) if _is_mean(op) else ())
 
@@ -216,7 +216,7 @@ def _is_mean(op: Op) -> bool:
 def cross_entropy_holds(
     mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> Temporary:
-    """Backward goes by way of the gradient of the log-probabilities."""
+    """Temporary bytes: backward goes by way of the gradient of the log-probabilities."""
     return Temporary(0.0, bytes_of(operands[0]))
 
 
@@ -227,7 +227,7 @@ def _rows(op: Op, logits: LocalTensor) -> int:
 def parallel_cross_entropy_holds(
     mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> Temporary:
-    """Logits less their maximum, beside the softmax that is kept; both in float32. Backward: twice the gradient."""
+    """Bytes of logits less their maximum, and the softmax kept; both in float32. Backward: twice the gradient."""
     if _by_operator(operands, layouts):
         return cross_entropy_holds(mesh, op, operands, layouts, results)
     logits = first(operands)

@@ -39,7 +39,7 @@ from autoshard.rules.algebra.variant_record import (
 
 
 def over_dim(call: OperatorCall) -> str:
-    """One dim is whole: cumulative sums, sorts."""
+    """Rule with one whole dim: cumulative sums, sorts."""
     dims = letters(call.rank)
     if not dims:
         return "() -> " + ", ".join("()" for _ in call.results)
@@ -48,7 +48,7 @@ def over_dim(call: OperatorCall) -> str:
 
 
 def softmax(call: OperatorCall) -> str:
-    """Along a cut dim the maxima and sums of all devices are joined."""
+    """Rule of softmax: along a sharded dim the maxima and sums of all devices are joined."""
     dims = letters(call.rank)
     if not dims:
         return "() -> ()"
@@ -58,7 +58,7 @@ def softmax(call: OperatorCall) -> str:
 
 
 def batch_norm(call: OperatorCall) -> str:
-    """With running statistics every channel stands alone; with those of the batch, a cut batch joins them."""
+    """Rule: with running statistics channels are independent; with the batch's, a sharded batch joins them."""
     present = ["c?" if shape is None else "c" for shape in call.shapes[1:]]
     statistics = ", c" * (len(call.results) - 1)
     batch = bool(call.get("training")) or (len(call.shapes) > 3 and call.shapes[3] is None)
@@ -70,7 +70,7 @@ def batch_norm(call: OperatorCall) -> str:
 
 
 def group_norm(call: OperatorCall) -> str:
-    """Samples and groups stand alone; cut positions, or channels of the only group, join the statistics."""
+    """Rule with independent samples and groups; sharded positions, or channels of the only group, join statistics."""
     groups = call.integer("num_groups", 1)
     channels = f"(g {call.shape[1] // groups})" if groups > 1 else "c"
     weights = ["-" if shape is None else channels for shape in call.shapes[1:]]
@@ -122,7 +122,7 @@ def localise_group_norm(local: Local) -> dict[str, LocalAttribute]:
 
 
 def weight_norm(call: OperatorCall) -> str:
-    """Direction, magnitude: each index along the dim has a norm of its own, over all other dims."""
+    """Rule of (direction, magnitude): each index along the dim has a norm of its own, over all other dims."""
     names, dim = letters(call.rank), call.get("dim")
     if not isinstance(dim, int) or dim == -1 or call.shapes[1] is None or len(call.shapes[1]) != call.rank:
         raise NoRule  # -1 is one norm over everything
@@ -138,7 +138,7 @@ def layer_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 
 
 def rms_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """As the fused kernels of accelerators: the input, weight, and a reciprocal root of the mean square per row."""
+    """Tensors that fused accelerator kernels keep: input, weight, and a reciprocal root mean square per row."""
     return (0, 1), (), _rows(op, results[0]) * accumulator_bytes(operands[0])
 
 
@@ -154,7 +154,7 @@ def batch_norm_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 
 
 def spell_batch_norm(writer: CodeWriter, operands: Names, arguments: Given) -> str:
-    """Operands: input, weight, bias, mean, variance. In training its results hold the new statistics too."""
+    """Code for input, weight, bias, mean, variance. In training its results hold the new statistics too."""
     x, weight, bias, mean, variance = (operands[i] if i < len(operands) else None for i in range(5))
     training = bool(arguments.get("training"))
     numbers = f"{training}, {writer.literal(arguments.get('momentum'))}, {writer.literal(arguments.get('eps'))}"
@@ -166,7 +166,7 @@ def spell_batch_norm(writer: CodeWriter, operands: Names, arguments: Given) -> s
 
 
 def statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
-    """The dims that a norm or softmax goes over, and how many of its results a device has (a group norm: at most)."""
+    """Dims that a norm or softmax goes over, and how many of its results a device has (a group norm: at most)."""
     attributes, rank = dict(op.attributes), len(x.shape)
     shape, groups, dim = attributes.get("normalized_shape"), attributes.get("num_groups"), attributes.get("dim")
     if isinstance(shape, tuple):
@@ -183,8 +183,8 @@ def statistics(op: Op, x: LocalTensor) -> tuple[set[int], int]:
 def norm_collectives(
     gathered: int, reduced: tuple[int, ...], backward: int
 ) -> Callable[[Mesh, Op, LocalTensors, Layouts], Inside]:
-    """`gathered` numbers of each device for each result, or all-reduces of `reduced` ones; in backward one all-reduce
-    of `backward` numbers."""
+    """All-gather of `gathered` numbers per device and result, or all-reduces of `reduced` ones; in backward one
+    all-reduce of `backward` numbers."""
 
     def inside(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts) -> Inside:
         x = operands[0]
@@ -200,8 +200,8 @@ def norm_collectives(
 
 
 def norm_holds(affine: bool, passes: int) -> Holds:
-    """In half precision the input, and what is made of it, in float32. Backward: the gradient before the weight, and
-    `passes` products of its size."""
+    """Temporary bytes: in half precision the input and its result, in float32. Backward: the gradient before the
+    weight, and `passes` products of its size."""
 
     def rule(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
         x = first(operands)
@@ -214,13 +214,13 @@ def norm_holds(affine: bool, passes: int) -> Holds:
 
 
 def norm_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
-    """The standardised input instead of the input, and its scale; no running statistics."""
+    """Standardised input instead of the input, and its scale; no running statistics."""
     x = first(operands)
     return KeptTensors((0, 3, 4), x.bytes + statistics(op, x)[1] * float(max(ACCUMULATED, DTYPE_BYTES[x.dtype])))
 
 
 def softmax_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
-    """Backward: one product, in half precision three and the operands in float32."""
+    """Temporary bytes in backward: one product, in half precision three and the operands in float32."""
     x = first(operands)
     wide = wide_bytes(x) if wide_bytes(x) != x.bytes else 0.0
     return Temporary(
@@ -231,7 +231,7 @@ def softmax_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, 
 def copied_statistics(
     mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> KeptTensors:
-    """The running statistics before the step, as the emitted code copies them."""
+    """Running statistics before the step, as the emitted code copies them."""
     running = operands[3:5] if dict(op.attributes).get("training") else ()
     return KeptTensors((3, 4) if running else (), None, bytes_of(*running))
 

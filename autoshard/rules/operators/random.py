@@ -18,25 +18,25 @@ from autoshard.rules.algebra.variant_record import OperatorVariant
 
 
 def dropout(call: OperatorCall) -> str:
-    """Linear in its input."""
+    """Rule of dropout, linear in its input."""
     draws = call.get("train") and call.get("p")
     return "... -> ... | linear: 0" + (" | variant: random_dropout" if draws else "")
 
 
 def noise(call: OperatorCall) -> str:
-    """Whole features, or with an offset that keeps the mean (`alpha`: affine)."""
+    """Rule of noise: whole features, or with an offset that keeps the mean (`alpha`: affine)."""
     linear = "" if "alpha" in call.op.target else " | linear: 0"
     draws = call.get("train") and call.get("p")
     return f"... -> ...{linear}" + (" | variant: random_noise" if draws else "")
 
 
 def made(call: OperatorCall) -> str:
-    """Made from nothing: any dim can be cut."""
+    """Rule of a tensor made from nothing: any dim can be sharded."""
     return f"-> {term(letters(len(call.results[0])))} | variant: random_tensor"
 
 
 def multinomial(call: OperatorCall) -> str:
-    """Rows stand alone."""
+    """Rule of multinomial: rows stand alone."""
     rows = letters(call.rank - 1)
     ends = (str(call.shape[-1]), str(call.results[0][-1]))
     weights, chosen = (term([*rows, end]) for end in ends)
@@ -44,7 +44,7 @@ def multinomial(call: OperatorCall) -> str:
 
 
 def _where(local: Local) -> dict[str, LocalAttribute]:
-    """What is drawn: the ordinal, the global shape and layout of the (first) result."""
+    """Identity of a draw: its ordinal, the global shape and layout of the (first) result."""
     shape, layout = local.instance.results[0].shape, str(local.strategy.results[0])
     return {"index": local.drawn, "shape": shape, "layout": layout}
 
@@ -54,7 +54,7 @@ def localise_dropout(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def localise_noise(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    """Features are (sample, channel): the rest of the image shares one number, however it is cut."""
+    """Arguments of noise. Features are (sample, channel): the rest of the image shares one number, however sharded."""
     shape, layout = local.instance.results[0].shape, local.strategy.results[0]
     if "feature" in local.op.target:
         shape = (*shape[:2], *[1] * (len(shape) - 2))
@@ -69,7 +69,7 @@ def localise_given(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def localise_multinomial(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
-    """The weights' shape, not that of what is chosen."""
+    """Arguments with the weights' shape, not that of the drawn indices."""
     weights = local.instance.operands[0]
     assert weights is not None
     values, axes = localise_given(local)
@@ -77,7 +77,7 @@ def localise_multinomial(local: Local) -> tuple[dict[str, LocalAttribute], Axes]
 
 
 def dropout_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """A byte an element."""
+    """Mask of a byte per element."""
     return (), (), results[0].numel
 
 

@@ -23,7 +23,7 @@ STATES = {"aten.gru": 1, "aten.lstm": 2, "aten.rnn_relu": 1, "aten.rnn_tanh": 1}
 
 
 def recurrent(call: OperatorCall) -> str:
-    """x, states, then weights; packed sequences and dropout between layers have no rule."""
+    """Rule of x, states, then weights; packed sequences and dropout between layers have none."""
     if call.rank != 3 or call.get("batch_first") is None or (call.get("dropout") and call.get("train")):
         raise NoRule
     batch, states = 0 if call.get("batch_first") else 1, STATES[call.op.target]
@@ -54,7 +54,7 @@ _ONE_GATE = "b i, b k, n i, n k, n?, n? -> b n | whole: i k | plain: n | variant
 
 
 def cell_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    """All but the biases, the gates, and what is between them and the new state."""
+    """Operands but for the biases, the gates, and the values between them and the new state."""
     matrices = tuple(i for i, operand in enumerate(operands) if operand is not None and len(operand.shape) == 2)
     gates = 1 if "rnn" in op.target else 5
     return matrices, (), gates * results[0].bytes

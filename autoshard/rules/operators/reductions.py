@@ -20,7 +20,7 @@ from autoshard.rules.operators.normalisation import over_dim
 
 
 def _reduced(call: OperatorCall, dims: tuple[int, ...]) -> tuple[str, str]:
-    """The left and right side of a reduction, and the factors it reduces."""
+    """Left and right side of a reduction, and the factors it reduces."""
     names = letters(call.rank)
     filler = "1" if call.get("keepdim") else ""
     result = replaced(names, dict.fromkeys(dims, filler))
@@ -33,7 +33,7 @@ def sum_over(call: OperatorCall) -> str:
 
 
 def mean(call: OperatorCall) -> str:
-    """The mean over a cut dim divides by the global count: a variant."""
+    """Rule of a mean: over a sharded dim it divides by the global count, by a variant."""
     if call.get("dtype") is not None:
         return whole_over(call) + " | linear: 0"
     text, factors = _reduced(call, call.dims())
@@ -43,13 +43,13 @@ def mean(call: OperatorCall) -> str:
 
 
 def whole_over(call: OperatorCall) -> str:
-    """max, norm, variance...: no sum of partial results gives the result."""
+    """Rule of max, norm, variance...: no sum of partial results gives the result."""
     text, factors = _reduced(call, call.dims())
     return f"{text} | whole: {factors}" if factors else text
 
 
 def whole_over_one(call: OperatorCall) -> str:
-    """argmax, max with indices: one dim, or all where none is given."""
+    """Rule of argmax, max with indices: over one dim, or all if there is no argument."""
     return whole_over(call)
 
 
@@ -58,7 +58,7 @@ def cumulative(call: OperatorCall) -> str:
 
 
 def along_dim(call: OperatorCall) -> str:
-    """Length changes along one whole dim: diff, sort, topk."""
+    """Rule of diff, sort, topk: the length changes along one whole dim."""
     names = letters(call.rank)
     dim = call.dim(default=-1)
     results = [replaced(names, {dim: str(shape[dim])}) for shape in call.results]
@@ -66,7 +66,7 @@ def along_dim(call: OperatorCall) -> str:
 
 
 def diff(call: OperatorCall) -> str:
-    """Operands `prepend` and `append` are optional; all are whole along the dim."""
+    """Rule of diff: operands `prepend` and `append` are optional; all are whole along the dim."""
     names = letters(call.rank)
     dim = call.dim(default=-1)
     sides = ["-" if shape is None else replaced(names, {dim: str(shape[dim])}) for shape in call.shapes]
@@ -74,7 +74,7 @@ def diff(call: OperatorCall) -> str:
 
 
 def triangle(call: OperatorCall) -> str:
-    """tril and triu look at positions in the last two dims."""
+    """Rule of tril and triu, which depend on positions in the last two dims."""
     names = letters(call.rank)
     return f"{term(names)} -> {term(names)} | whole: {' '.join(names[-2:])} | linear: 0"
 

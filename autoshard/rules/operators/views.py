@@ -24,7 +24,7 @@ from autoshard.rules.algebra.view_strides import expanded, permuted, reshaped, s
 
 
 def reshape(call: OperatorCall) -> str:
-    """The common refinement of both shapes: (4, 12) -> (4, 3, 4) is `a (b c) -> a b c`; what has none is literal."""
+    """Common refinement of both shapes: (4, 12) -> (4, 3, 4) is `a (b c) -> a b c`; what has none is literal."""
     if 0 in call.shape:
         return f"{term([str(n) for n in call.shape])} -> {term([str(n) for n in call.results[0]])} | linear: 0"
     left: list[str] = []
@@ -47,7 +47,7 @@ def _product(names: list[str]) -> str:
 
 
 def _groups(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """The shortest runs of dims on both sides with equal products; a run without any left dims is all ones."""
+    """Shortest runs of dims on both sides with equal products; a run without any left dims is all ones."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(left) or j < len(right):
@@ -76,7 +76,7 @@ def _groups(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[list[in
 
 
 def _refine(inputs: list[int], outputs: list[int]) -> tuple[list[list[int]], list[list[int]], int] | None:
-    """Factor numbers of every dim on both sides, and how many; None where the sizes don't refine each other."""
+    """Factor numbers of every dim on both sides, and how many; None if the sizes don't refine each other."""
     left: list[list[int]] = [[] for _ in inputs]
     right: list[list[int]] = [[] for _ in outputs]
     rest_left, rest_right = list(inputs), list(outputs)
@@ -97,7 +97,7 @@ def _refine(inputs: list[int], outputs: list[int]) -> tuple[list[list[int]], lis
 
 
 def expand(call: OperatorCall) -> str:
-    """A dim of size 1 becomes a factor that the operand lacks; new dims come first."""
+    """Rule of expand: a dim of size 1 becomes a factor that the operand lacks; new dims come first."""
     result = call.results[0]
     names = letters(len(result))
     aligned = names[len(result) - call.rank :]
@@ -117,14 +117,14 @@ def transpose(call: OperatorCall) -> str:
 
 
 def reverse(call: OperatorCall) -> str:
-    """t, T, mT: the last two dims change places (all of at most two)."""
+    """Rule of t, T, mT: the last two dims change places (all of at most two)."""
     names = letters(call.rank)
     last = names[-2:][::-1]
     return f"{term(names)} -> {term(names[:-2] + last)} | linear: 0"
 
 
 def split(call: OperatorCall) -> str:
-    """Pieces are multiples of a common unit: thirds are `(3 h) -> h, h, h`, and 8, 4, 4 are `(4 h) -> (2 h), h, h`."""
+    """Rule of pieces in multiples of a unit: thirds are `(3 h) -> h, h, h`, and 8, 4, 4 are `(4 h) -> (2 h), h, h`."""
     dim = call.dim()
     names = letters(call.rank)
     lengths = [shape[dim] for shape in call.results]
@@ -134,7 +134,7 @@ def split(call: OperatorCall) -> str:
 
 
 def cat(call: OperatorCall) -> str:
-    """The mirror of split; empty legacy operands and joining one operand have no rule."""
+    """Rule of the mirror of split; empty legacy operands and joining one operand have none."""
     dim = call.dim()
     names = letters(call.rank)
     lengths = [shape[dim] for shape in call.shapes if shape is not None and len(shape) == call.rank]
@@ -157,7 +157,7 @@ def stack(call: OperatorCall) -> str:
 
 
 def unbind(call: OperatorCall) -> str:
-    """The dim that goes is literal: every device has all its entries."""
+    """Rule of unbind: the dim that goes is literal, so every device has all its entries."""
     names = letters(call.rank)
     dim = call.dim()
     results = ", ".join(replaced(names, {dim: ""}) for _ in call.results)
@@ -165,7 +165,7 @@ def unbind(call: OperatorCall) -> str:
 
 
 def slice_dims(call: OperatorCall) -> str:
-    """slice, narrow, pad, unfold: a dim that changes its length is literal on both sides."""
+    """Rule of slice, narrow, pad, unfold: a dim that changes its length is literal on both sides."""
     names = letters(call.rank)
     changed = [dim for dim, (a, b) in enumerate(zip(call.shape, call.results[0], strict=True)) if a != b]
     left = replaced(names, {dim: str(call.shape[dim]) for dim in changed})
@@ -174,7 +174,7 @@ def slice_dims(call: OperatorCall) -> str:
 
 
 def unfold(call: OperatorCall) -> str:
-    """Windows along a dim, a new last dim each: cut where they lie side by side, else the dim is literal."""
+    """Rule of windows along a dim, a new last dim each: sharded if they lie side by side, else the dim is literal."""
     if not call.rank:
         raise NoRule
     names = letters(call.rank)
@@ -186,7 +186,7 @@ def unfold(call: OperatorCall) -> str:
 
 
 def pad(call: OperatorCall) -> str:
-    """Padding with anything but zeros is affine; a pair of paddings that keeps the length still moves elements."""
+    """Rule of padding: with anything but zeros it is affine; two paddings that keep the length still move elements."""
     names = letters(call.rank)
     pairs = integers(call.get("pad"))
     dims = [call.rank - 1 - i for i in range(len(pairs) // 2) if pairs[2 * i] or pairs[2 * i + 1]]
@@ -197,7 +197,7 @@ def pad(call: OperatorCall) -> str:
 
 
 def moved(call: OperatorCall) -> str:
-    """flip and roll: the dims along which elements move are whole."""
+    """Rule of flip and roll: the dims along which elements move are whole."""
     names = letters(call.rank)
     dims = call.dims("dims")
     text = f"{term(names)} -> {term(names)}"
@@ -205,7 +205,7 @@ def moved(call: OperatorCall) -> str:
 
 
 def tile(call: OperatorCall) -> str:
-    """repeat: whole copies lie after one another, a literal number of them in front of the dim."""
+    """Rule of repeat: whole copies lie after one another, a literal number of them in front of the dim."""
     times = integers(call.get("repeats", call.get("dims")))
     names = ["1"] * (len(times) - call.rank) + letters(call.rank)
     right = [
@@ -215,8 +215,8 @@ def tile(call: OperatorCall) -> str:
 
 
 def repeat_interleave(call: OperatorCall) -> str:
-    """Each entry of a dim is repeated in place, the same number of times: key heads for the query heads that share
-    them. `heads` cuts the result anywhere; each device repeats the entries that it needs."""
+    """Rule that repeats each entry of a dim in place, the same number of times: key heads for the query heads that
+    share them. `heads` shards the result anywhere; each device repeats the entries that it needs."""
     times = call.get("repeats")
     if call.present != 1 or not isinstance(times, int) or call.get("dim") is None:
         raise NoRule
@@ -235,12 +235,12 @@ def glu(call: OperatorCall) -> str:
 
 
 def result_shape(name: str) -> Localise:
-    """The argument that states the result's shape, on the shard."""
+    """Localises the argument that states the result's shape."""
     return lambda local: {name: local.result()}
 
 
 def squeeze(call: OperatorCall) -> str:
-    """Of dims that are said, and have one element: else a shard of one element would lose its dim, too."""
+    """Rule for explicit dims of one element: else a shard of one element would lose its dim, too."""
     said = call.get("dim")
     dims = (said,) if isinstance(said, int) else said
     if not isinstance(dims, tuple) or any(call.shape[dim] != 1 for dim in dims if isinstance(dim, int)):
@@ -249,7 +249,7 @@ def squeeze(call: OperatorCall) -> str:
 
 
 def localise_split(local: Local) -> dict[str, LocalAttribute]:
-    """Sizes along the split dim (`graph_capture.passes.canonical`)."""
+    """Local sizes along the split dim (`graph_capture.passes.canonical`)."""
     facts, dim = local.instance.operands[0], dict(local.op.attributes)["dim"]
     assert facts is not None and isinstance(dim, int)
     return {"split_size": tuple(local.result(i)[dim % len(facts.shape)] for i in range(len(local.op.results)))}
@@ -267,7 +267,7 @@ def localise_repeated(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
 
 
 def spell_slice(writer: CodeWriter, operands: Names, arguments: Given) -> str | None:
-    """An open end is captured as sys.maxsize."""
+    """Code of a slice; an open end is captured as sys.maxsize."""
     dim, start, end, step = (arguments.get(key) for key in ("dim", "start", "end", "step"))
     if not isinstance(dim, int) or dim < -1:
         return None

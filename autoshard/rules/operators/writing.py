@@ -25,7 +25,7 @@ def bucketize(call: OperatorCall) -> str:
 
 
 def index_put(call: OperatorCall) -> str:
-    """x[i, j] = values: indexed dims are whole, the others stand alone; a mask with one value is elementwise."""
+    """Rule of x[i, j] = values: indexed dims are whole, others independent; a mask with one value is elementwise."""
     *indices, values = call.shapes[1:]
     assert values is not None
     names = letters(call.rank)
@@ -51,7 +51,7 @@ def index_put(call: OperatorCall) -> str:
 
 
 def index_copy(call: OperatorCall) -> str:
-    """Rows put in place of others: the dim is whole."""
+    """Rule of rows put in place of others: the dim is whole."""
     names, dim = letters(call.rank), call.dim()
     count = 1 if call.shapes[1] == () else (call.shapes[1] or (0,))[0]
     whole = replaced(names, {dim: str(call.shape[dim])})

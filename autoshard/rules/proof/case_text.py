@@ -17,7 +17,7 @@ def positive(*shapes: Shape) -> tuple[Operand | None, ...]:
 
 
 def constants(*shapes: Shape) -> tuple[Operand | None, ...]:
-    """Positive, and without a gradient: running statistics."""
+    """Positive operands without a gradient: running statistics."""
     return tuple(Operand(shape, gradient=False, positive=True) for shape in shapes)
 
 

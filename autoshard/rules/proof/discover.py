@@ -1,10 +1,10 @@
 """Rules by experiment, for operators that the table lacks: shard dims of small random inputs, see what recombines.
 
-A way to cut one or several operands in halves is a factor where every result is the concatenation, or the sum, of the
+A way to split one or several operands in halves is a factor if every result is the concatenation, or the sum, of the
 halves' results. The factors make an ordinary rule, which is proved as the table's are, forward and backward: what fails
-its proof is left out. Each operator is tried in a process of its own: what it does with shapes that it does not check
-may be the end of that. Found rules are cached on disk, and proved again whenever they are read, since the code of an
-operator may change under its name. Only operators whose own arguments name no sizes can be cut this way.
+its proof is left out. Each operator is tried in a process of its own, which shapes that it does not check may crash.
+Discovered rules are cached on disk, and proved again whenever they are read, since the code of an operator may change
+under its name. Only operators whose own arguments name no sizes can be split this way.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MESHES = ("tp=2", "tp=3", "dp=2,tp=2")
 
 @dataclass(frozen=True)
 class Factor:
-    """(operand, dim) pairs that are cut together; the dim of each result they cut, None where it is summed;
-    operands that are added, not multiplied."""
+    """A factor: (operand, dim) pairs that are sharded together; the dim of each result they shard, None if it is
+    summed; operands that are added, not multiplied."""
 
     operands: tuple[tuple[int, int], ...]
     results: tuple[int | None, ...]
@@ -50,10 +50,10 @@ class Factor:
 def with_discovered(
     graph: Graph, cache: Path | None = None, run_call: RunCall | None = None
 ) -> tuple[Graph, tuple[str, ...]]:
-    """The graph with a rule for each operator that the table lacks and experiment finds, and a warning for each other.
+    """Graph with a rule for each operator that the table lacks and experiment finds, and a warning for each other.
 
-    `cache` is the folder of found rules, by default the user's. `run_call` is how packages call an operator, for the
-    proofs; by default by its schema.
+    `cache` is the folder of discovered rules, by default the user's. `run_call` is how packages call an operator, for
+    the proofs; by default by its schema.
     """
     rules: list[tuple[str, str]] = []
     lacking: dict[str, tuple[str, str]] = {}
@@ -92,7 +92,7 @@ _ENDED = (
 
 
 def case_of(graph: Graph, op: Op) -> OpCase:
-    """The operator with random operands like its own; floating ones in float64."""
+    """Case of the operator with random operands like its own; floating ones in float64."""
     operands: list[Operand | None] = []
     for name in op.operands:
         if name is None:
@@ -105,13 +105,13 @@ def case_of(graph: Graph, op: Op) -> OpCase:
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/autoshard/rules`, or the same under ~/.cache."""
+    """Folder `$XDG_CACHE_HOME/autoshard/rules`, or the same under ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "autoshard" / "rules"
 
 
 def _binds(graph: Graph, op: Op, text: str) -> bool:
-    """Does the rule say the op's own shapes? One found at small sizes may name one of them, as in `a, b -> (a 6)`."""
+    """True if the rule fits the op's own shapes. One found at small sizes may name one of them, as `a, b -> (a 6)`."""
     try:
         bound(graph, op, text)
     except RuleError:
@@ -122,7 +122,7 @@ def _binds(graph: Graph, op: Op, text: str) -> bool:
 def safe_rule(
     case: OpCase, cache: Path, run_call: RunCall | None = None, binds: Callable[[str], bool] = bool
 ) -> str | None:
-    """`cached_rule` in a process of its own; None where that came to no end. A crash is remembered: it would recur."""
+    """`cached_rule` in a process of its own; None if that did not finish. A crash is remembered: it would recur."""
     path = _path(case, cache)
     if _remembered(path).get("ended"):
         return None
@@ -145,9 +145,9 @@ def _remembered(path: Path) -> dict[str, Any]:
 
 
 def cached_rule(case: OpCase, cache: Path, run_call: RunCall | None = None, binds: Callable[[str], bool] = bool) -> str:
-    """`discover`, remembered on disk; a remembered rule that is no longer right is looked for again.
+    """`discover`, cached on disk; a cached rule that is no longer right is searched for again.
 
-    What is found at small sizes and does not bind to the operator's shapes is looked for at its own.
+    A rule found at small sizes that does not bind to the operator's shapes is searched for at its own.
     """
     path = _path(case, cache)
     small = reduced(case)
@@ -170,15 +170,15 @@ def _path(case: OpCase, cache: Path) -> Path:
 
 
 def _key(case: OpCase) -> str:
-    """Of all that a rule depends on but the operator's code: how it is looked for, its name, torch, operands and
-    arguments."""
+    """Cache key of all that a rule depends on but the operator's code: how it is searched for, its name, torch,
+    operands and arguments."""
     import torch
 
     return hashlib.sha256(repr((Path(__file__).read_text("utf-8"), torch.__version__, case)).encode()).hexdigest()[:32]
 
 
 def _remember(path: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all; a cache that can't be written is no error."""
+    """Writes the file whole or not at all; a cache that can't be written is no error."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def _can_be_tried(case: OpCase) -> bool:
 
 
 def _named(case: OpCase, sizes: Sequence[int]) -> bool:
-    """Does an argument mention a size?"""
+    """True if an argument mentions a size."""
     return any(number in sizes for _, value in case.attributes for number in _integers(value))
 
 
@@ -231,14 +231,14 @@ def _numel(shape: Sequence[int]) -> int:
 
 
 def _repeats_itself(case: OpCase) -> bool:
-    """Runs, and gives the same numbers twice: a random operator has no rule."""
+    """True if the case runs, and gives the same numbers twice: a random operator has no rule."""
     operands = random_operands(case, 0)
     first, second = _run(case, operands), _run(case, operands)
     return bool(first) and all(_close(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _run(case: OpCase, operands: Sequence[Tensor | None]) -> list[Tensor]:
-    """Results without a gradient, [] where the operator refuses these operands."""
+    """Results without a gradient, [] if the operator refuses these operands."""
     import torch
 
     try:
@@ -274,7 +274,7 @@ def discover(case: OpCase, run_call: RunCall | None = None) -> str:
 
 
 def _passes_nan_on(case: OpCase, operands: Sequence[Tensor | None], position: int) -> bool:
-    """Is NaN what depends on a NaN of this operand? It is if the operator is linear; `nanmean` only looks so."""
+    """True if what depends on a NaN of this operand is NaN, as for a linear operator; `nanmean` only looks linear."""
     import torch
 
     operand = operands[position]
@@ -290,7 +290,7 @@ def _passes_nan_on(case: OpCase, operands: Sequence[Tensor | None], position: in
 
 
 def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES, run_call: RunCall | None = None) -> bool:
-    """Does every strategy of the rule pass its proof?"""
+    """True if every strategy of the rule passes its proof."""
     try:
         verdicts = (v for mesh in meshes for v in prove(case, Mesh.parse(mesh), rule=text, run_call=run_call))
         return not any(v.failure for v in verdicts)
@@ -299,7 +299,7 @@ def is_right(case: OpCase, text: str, meshes: Sequence[str] = MESHES, run_call: 
 
 
 def _factors(case: OpCase, operands: Sequence[Tensor | None], results: Sequence[Tensor]) -> Iterator[Factor]:
-    """Every way of cutting operands that recombines, those of few operands first; no dim twice."""
+    """Ways of splitting operands that recombine, those of few operands first; no dim twice."""
     options = [[None, *(d for d, n in enumerate(t.shape) if n > 1)] if t is not None else [None] for t in operands]
     ways = list(itertools.islice(itertools.product(*options), WAYS))
     used: set[tuple[int, int]] = set()
@@ -323,7 +323,7 @@ def _joined(
     cut: Sequence[tuple[int, int]],
     added: Sequence[int],
 ) -> tuple[int | None, ...] | None:
-    """How the halves' results make the whole's: the dim to concatenate along, or None for a sum; None: they do not."""
+    """Dim along which the halves make the whole, for each result, or None for a sum; None if they don't."""
     halves = []
     for half in range(2):
         pieces = [t if half == 0 or i not in added or t is None else t * 0 for i, t in enumerate(operands)]
@@ -360,7 +360,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def rule_of(operands: Sequence[Tensor | None], results: Sequence[Tensor], factors: Sequence[Factor]) -> str:
-    """The factors as a rule; all other dims are whole. "" where two of them claim one dim of a result."""
+    """Rule of these factors; all other dims are whole. "" if two of them claim one dim of a result."""
     left: dict[tuple[int, int], str] = {}
     right: dict[tuple[int, int], str] = {}
     summed: list[str] = []
@@ -389,7 +389,7 @@ def rule_of(operands: Sequence[Tensor | None], results: Sequence[Tensor], factor
 def _term(
     index: int, tensor: Tensor | None, named: dict[tuple[int, int], str], prefix: str, whole: list[str], added: bool
 ) -> str:
-    """One operand or result."""
+    """Term of one operand or result."""
     if tensor is None:
         return "-"
     dims = []

@@ -1,4 +1,4 @@
-"""Call a torch operator from a graph's description of it: operands in schema order, other arguments by name."""
+"""Calls of a torch operator from a graph's description: operands in schema order, other arguments by name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(value: Any, mesh: Mesh, coordinates: Sequence[int]) -> Any:
-    """A local attribute on one device: every LocalSize as its length there."""
+    """Value of a local attribute on one device: every LocalSize as its length there."""
     if isinstance(value, LocalSize):
         return value.evaluate(mesh, coordinates)
     return tuple(evaluate(item, mesh, coordinates) for item in value) if isinstance(value, tuple) else value
 
 
 def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Any:
-    """Run an operator on operands (tensor arguments in schema order, lists flattened) and attributes by name."""
+    """Runs an operator on operands (tensor arguments in schema order, lists flattened) and attributes by name."""
     import torch
 
     if target in ("autoshard.linear_in_out", "autoshard.float8_linear_in_out"):
@@ -65,7 +65,7 @@ def _linear_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _experts(operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """As a user would write it: a weight for each pair of token and expert."""
+    """Mixture of experts as a user would write it: a weight for each pair of token and expert."""
     import torch.nn.functional as F
 
     x, up, down, chosen, weights, *biases = operands
@@ -99,7 +99,7 @@ def _embedding_bag(weight: Any, ids: Any, offsets: Any, weights: Any, **attribut
 
 
 def _batch_norm(operands: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As captured: the new running statistics are results."""
+    """Batch norm as captured: the new running statistics are results."""
     import torch
 
     momentum, eps = attributes["momentum"], attributes["eps"]
@@ -108,7 +108,7 @@ def _batch_norm(operands: Sequence[Any], attributes: Mapping[str, Any]) -> tuple
 
 
 def plain(value: Any) -> Any:
-    """A dtype by its name; a tuple as the list that torch takes."""
+    """Plain value: a dtype by its name; a tuple as the list that torch takes."""
     if isinstance(value, str) and value in DTYPE_BYTES:
         import torch
 

@@ -1,9 +1,9 @@
-"""Rules are proved, not trusted: shard random inputs, run the local operator on every device, combine, and compare.
+"""Proofs of rules: shard random inputs, run the local operator on every device, combine, and compare.
 
-For every strategy: operands are cut by their layouts, the operator runs with its localised arguments, and the results
-must combine to the whole operator's. Then each device is given the gradient of its result as the pair (value, gradient)
-says, and the gradients of the operands must combine too. A value is summed over the axes where it is `Partial`, a
-gradient over those where it is `R+`.
+For every strategy: operands are sharded by their layouts, the operator runs with its localised arguments, and the
+results must combine to the whole operator's. Then each device receives the gradient of its result as the pair (value,
+gradient) says, and the gradients of the operands must combine too. A value is summed over the axes where it is
+`Partial`, a gradient over those where it is `R+`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Verdict:
 
 
 def one_op_graph(case: OpCase) -> Graph:
-    """A graph of this one operator; result shapes come from running it."""
+    """Graph of this one operator; result shapes come from running it."""
     inputs = [None if operand is None else f"x{position}" for position, operand in enumerate(case.operands)]
     op = Op("op", case.target, tuple(inputs), case.attributes, ())
     results = _listed(call(op.target, random_operands(case, 0), dict(case.attributes)))
@@ -120,7 +120,7 @@ def prove(
     seed: int = 0,
     run_call: RunCall | None = None,
 ) -> list[Verdict]:
-    """Try every strategy of the case on the mesh. `rule` replaces the table's; `refined` adds (blocks, unit) to them.
+    """Tries every strategy of the case on the mesh. `rule` replaces the table's; `refined` adds (blocks, unit) to them.
 
     Without `run_variant`, strategies that need a variant of the runtime are skipped. Without `run`, the devices work
     one after another. `run_call` is how a device calls the operator; by default by its schema.
@@ -131,7 +131,7 @@ def prove(
 
 
 def offered_by(graph: Graph, mesh: Mesh, rule: str = "", refined: Refinements = ()) -> tuple[Strategy, ...]:
-    """What the case's one operator is offered, by the table or by `rule`."""
+    """Strategies of the case's one operator, by the table or by `rule`."""
     op = graph.ops[0]
     if not rule:
         refinements = Granularities({op.name: refined}) if refined else granularities(graph, mesh)
@@ -151,7 +151,7 @@ def verdict(
     seed: int = 0,
     run_call: RunCall | None = None,
 ) -> Verdict:
-    """Try one strategy of the case, whose graph `one_op_graph` made."""
+    """Tries one strategy of the case, whose graph `one_op_graph` made."""
     if strategy.variant and run_variant is None:
         return Verdict(strategy, skipped=f"needs the runtime's {strategy.variant}")
     proof = _Proof(case, graph, strategy, mesh, seed, run_call or _by_schema)
@@ -187,7 +187,7 @@ class _Proof:
         self.error = 0.0
 
     def failure(self, run: Run, run_variant: RunVariant | None) -> str:
-        """What does not combine ("" = everything does)."""
+        """Description of what does not combine ("" = everything does)."""
         results, gradients_in, gradients = self._whole(run_variant)
         parts = [self._split(t, layout, "value") for t, layout in zip(self.whole, self.strategy.operands, strict=True)]
         incoming = [
@@ -242,7 +242,7 @@ class _Proof:
         return [r.detach() for r in results], _gradients(results, incoming, leaves)
 
     def _split(self, tensor: Tensor | None, layout: Layout | None, side: Side) -> list[Tensor] | None:
-        """What each device is given: its indices, of a random partial sum where the side is summed."""
+        """Part of `tensor` on each device: its indices, of a random partial sum if the side is summed."""
         if tensor is None or layout is None:
             return None
         partials: dict[tuple[int, ...], Tensor] = {}
@@ -267,7 +267,7 @@ class _Proof:
         return tensor
 
     def _compare(self, parts: Sequence[Tensor | None], whole: Tensor, layout: Layout, side: Side) -> str:
-        """Sum over the summed axes; on every device of the other axes that must be its indices of the whole."""
+        """Reason why the parts, summed over the summed axes, are not the right indices of the whole on every device."""
         summed = [axis for axis, placement in enumerate(layout.placements) if placement == PARTIAL_SUM[side]]
         groups: dict[tuple[int, ...], list[Tensor]] = {}
         for rank, part in enumerate(parts):
@@ -287,7 +287,7 @@ class _Proof:
 
 
 def _difference(got: Tensor, wanted: Tensor) -> tuple[float, str]:
-    """The error relative to the largest wanted (at least 1), and what is wrong ("" = nothing)."""
+    """Error relative to the largest wanted (at least 1), and what is wrong ("" = nothing)."""
     if not wanted.is_floating_point():
         return 0.0, "" if bool((got == wanted).all()) else "values differ"
     finite = wanted.isfinite()
@@ -301,7 +301,7 @@ def _difference(got: Tensor, wanted: Tensor) -> tuple[float, str]:
 
 
 def _like(tensor: Tensor, generator: Any) -> Tensor:
-    """A part of a sum, from millionths to thousands: it may be of any size, whatever the sum is. Of numbers near one
+    """Part of a sum, from millionths to thousands: it may be of any size, whatever the sum is. With numbers near one
     `clamp(-50, 50)` looks linear; products of larger ones would round too much to be compared."""
     import torch
 
@@ -350,7 +350,7 @@ def _listed(result: Any) -> list[Any]:
 
 
 def failures(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """One line for each strategy that is wrong."""
+    """Lines, one for each strategy that is wrong."""
     for verdict in verdicts:
         if verdict.failure:
             yield f"{verdict.strategy}: {verdict.failure}"

@@ -1,7 +1,7 @@
-"""Which sizes of its inputs a model takes others of and computes the same: asked of the model itself, captured there.
+"""Input sizes that a model takes other values of and computes the same: tested by capturing the model there.
 
-Asked only where a package is written, or a graph saved. One capture with fewer samples and shorter sequences and one
-with more of both answer for batch and sequence; only where they don't, each is asked alone.
+Tested only when a package is written, or a graph saved. One capture with fewer samples and shorter sequences and one
+with more of both answer for batch and sequence; only if they don't, each is tested alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _batch_alone(graph: Graph, recapture: Again, tried: tuple[int, int]) -> Free
 
 
 def _why_fixed(graph: Graph, batch: int, tried: Iterable[int], recapture: Again) -> str:
-    """Why a package can't take another batch, "" where the model does nothing else of those tried."""
+    """Reason why a package can't take another batch, "" if the model does nothing else at those tried."""
     try:
         for samples in tried:
             carried = rebatched(graph, samples)
@@ -92,14 +92,14 @@ def _length_alone(graph: Graph, recapture: Again) -> FreeSize:
 
 
 def _shorter(base: int) -> int:
-    """Odd: what is padded to a multiple is no odd length unseen."""
+    """Odd shorter length: padding to a multiple then does not go unseen."""
     return max(3, base // SHORTER | 1)
 
 
 def _followed(graph: Graph, recapture: Again, batches: tuple[int, int]) -> tuple[Slopes, tuple[int, int]]:
-    """What follows the length, and from where to where it can go: captured with a shorter one and the smaller of
-    `batches`, and near the longest that its tables allow with the larger, or where that is its own with another shorter
-    one. UserError where the second capture tells otherwise, or anything differs."""
+    """Slopes of what follows the length, and the range of lengths: captured with a shorter one and the smaller of
+    `batches`, and near the longest that its tables allow with the larger, or if that is its own with another shorter
+    one. UserError if the second capture disagrees, or anything differs."""
     base = own_length(graph)
     shorter = _shorter(base)
     slopes = slopes_between(graph, rebatched(graph, batches[0]), recapture(batches[0], shorter), shorter)
@@ -116,7 +116,7 @@ def _followed(graph: Graph, recapture: Again, batches: tuple[int, int]) -> tuple
 
 
 def _second(base: int, shorter: int, longer: int, batch: int) -> int:
-    """The last up to `longer` of which no divisor of both steps hides what is padded or cut to a multiple of it:
+    """Last length up to `longer` at which no divisor of both steps hides padding or truncation to a multiple of it:
     neither of sequences, nor, at one sample more than a multiple of the batch, of all tokens."""
     steps = range(longer, base, -1) if longer > base else range((shorter + base) // 2, 1, -1)
     apart = (length for length in steps if length != shorter and gcd(base - shorter, length - base) == 1)
@@ -125,7 +125,7 @@ def _second(base: int, shorter: int, longer: int, batch: int) -> int:
 
 
 def _quiet(recapture: Again) -> Again:
-    """What a model prints as it is built was printed before."""
+    """`recapture` without the output that a model prints as it is built, which was printed before."""
 
     def asked(samples: int, length: int) -> Graph:
         with redirect_stdout(StringIO()):

@@ -1,7 +1,7 @@
-"""A graph that was carried to another batch, held against the model itself captured there.
+"""Comparison of a graph carried to another batch with the model itself captured there.
 
-Rules follow shapes. What the model's own code computes of its batch, a number (`loss / len(x)`) or a branch, is in no
-rule: only a second capture tells. Where both graphs compute the same but for numbers, the captured ones are right.
+Rules follow shapes. A number (`loss / len(x)`) or a branch that the model's own code computes from its batch is in no
+rule: only a second capture tells. If both graphs compute the same but for numbers, the captured ones are right.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def captured_with(
     graph: Graph, spec: str, arguments: Mapping[str, Any], count: int, dynamic: tuple[str, ...] = ()
 ) -> Graph:
     """`graph`, of the model `spec` carried from `count` samples to those that it has, with the numbers that the model
-    computes there. `dynamic`: its sizes, as --dynamic has them. UsageError where it computes anything else; a graph
-    from a file, whose model is not there, stays."""
+    computes there. `dynamic`: its sizes, as --dynamic has them. UsageError if it computes anything else; a graph from a
+    file, whose model is not there, stays."""
     samples = batch_size(graph)
     if samples == count or holds_graph(spec):
         return graph
@@ -56,7 +56,7 @@ def with_numbers_of(graph: Graph, captured: Graph, count: int) -> Graph:
 
 
 def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
-    """That numbers of `graph` are others than rules `carried` there, in words."""
+    """Sentence on the numbers of `graph` that differ from those that rules `carried` there; [] if none does."""
     message: dict[str, None] = {}
     for one, other in _pairs(graph, carried):
         for (name, new), (_, old) in zip(one.attributes, other.attributes, strict=True):
@@ -70,7 +70,7 @@ def followed_numbers(graph: Graph, carried: Graph) -> list[str]:
 
 
 def _difference(graph: Graph, captured: Graph) -> str:
-    """The first that is more than a number; "" where there is none."""
+    """First difference that is more than a number; "" if there is none."""
     for one, other in _pairs(graph, captured):
         if _fixed(graph, one) != _fixed(captured, other):
             return f"{described(captured, other)} in place of {described(graph, one)}"
@@ -88,7 +88,7 @@ def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Op, Op]]:
 
 
 def _fixed(graph: Graph, op: Op) -> tuple[object, ...]:
-    """All but numbers among the arguments."""
+    """Arguments of an operator except numbers."""
     tensors = [None if name is None else graph.tensor(name) for name in (*op.operands, *op.results)]
     return op.name, op.target, op.operands, op.results, op.module, [name for name, _ in op.attributes], tensors
 
@@ -99,7 +99,7 @@ def _ends(graph: Graph) -> tuple[object, ...]:
 
 
 def _others(one: Op, other: Op) -> bool:
-    """Has it other arguments? By their text: a NaN among them is itself."""
+    """True if the arguments differ, by their text: a NaN among them equals itself."""
     return one.attributes != other.attributes and repr(one.attributes) != repr(other.attributes)
 
 

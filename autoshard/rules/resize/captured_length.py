@@ -1,7 +1,7 @@
-"""The graph of the same model called with sequences of another length: which of its numbers follow, in what slope.
+"""Numbers of a graph that follow the sequence length, and their slopes, from the same model at another length.
 
-A second capture tells. Where it is the same graph but for its numbers, each of them is held to be `n + slope *
-(length - own)`, which a third capture must bear out.
+A second capture tells. If it is the same graph but for its numbers, each of them is taken to be `n + slope * (length -
+own)`, which a third capture must confirm.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Slopes = dict[str, Fraction]  # place -> of what is not 0
 
 
 def own_length(graph: Graph) -> int:
-    """Of the sequences among its inputs; 0 without any."""
+    """Length of the sequences among the graph's inputs; 0 without any."""
     tensors = [graph.tensor(name) for name in graph.inputs]
     return sequence_dims([t.shape for t in tensors], ["float" in t.dtype for t in tensors])[0]
 
 
 def slopes_between(graph: Graph, carried: Graph, captured: Graph, length: int) -> Slopes:
-    """How the numbers of `graph` follow its length, by `captured`, the same model with sequences of `length`.
+    """Slopes of the numbers of `graph` in its length, by `captured`, the same model with sequences of `length`.
 
-    `carried`: `graph` by the rules at the batch of `captured`. UsageError names what differs in more.
+    `carried`: `graph` by the rules at the batch of `captured`. UsageError names what else differs.
     """
     base = own_length(graph)
     _check_kinds(carried, captured, base, length)
@@ -50,7 +50,7 @@ def slopes_between(graph: Graph, carried: Graph, captured: Graph, length: int) -
 
 
 def check_same(carried: Graph, captured: Graph, base: int) -> None:
-    """UsageError where `captured`, of a model planned with sequences of `base`, is another graph than `carried` there.
+    """Raises UsageError if `captured`, of a model planned with sequences of `base`, is another graph than `carried`.
 
     A slice of a whole table is none.
     """
@@ -65,7 +65,7 @@ def check_same(carried: Graph, captured: Graph, base: int) -> None:
 
 
 def _check_kinds(carried: Graph, captured: Graph, base: int, length: int) -> None:
-    """All but whole numbers is the same."""
+    """Checks that all but whole numbers is the same."""
     for before, op in zip(carried.ops, captured.ops, strict=False):
         if kind_of(carried, before) != kind_of(captured, op):
             there, here = _differing(captured, op, carried, before)
@@ -77,7 +77,7 @@ def _check_kinds(carried: Graph, captured: Graph, base: int, length: int) -> Non
 
 
 def relengthened(graph: Graph, length: int) -> Graph:
-    """`graph` for sequences of `length`, by what its `free_sizes` say. UsageError where a number would be none."""
+    """`graph` for sequences of `length`, by what its `free_sizes` say. UsageError if a number would not be whole."""
     base = own_length(graph)
     if length == base:
         return graph
@@ -101,13 +101,13 @@ def slopes_of(size: FreeSize) -> Slopes:
 
 
 def follows_of(slopes: Mapping[str, Fraction]) -> tuple[Following, ...]:
-    """As a graph keeps them: the places of each slope, in order."""
+    """Slopes as a graph keeps them: the places of each slope, in order."""
     kinds = sorted(set(slopes.values()))
     return tuple(Following(str(kind), tuple(p for p, slope in slopes.items() if slope == kind)) for kind in kinds)
 
 
 def at_another_batch(size: FreeSize, graph: Graph, rebatched: Graph) -> FreeSize:
-    """`size` of `graph` as it is of `rebatched`, the same at another batch: what follows both grows with it."""
+    """`size` of `graph` as it is for `rebatched`, the same at another batch: what follows both grows with it."""
     mine, theirs = numbers_of(graph), numbers_of(rebatched)
     slopes = {p: s * theirs[p] / mine[p] if mine[p] else s for p, s in slopes_of(size).items()}
     return replace(size, follows=follows_of(slopes))
@@ -126,7 +126,7 @@ def _grown(place: str, value: Any, grown: Mapping[str, Fraction], length: int) -
 
 
 def _differing(graph: Graph, op: Op, other: Graph, before: Op) -> tuple[str, str]:
-    """Two operators in words, or the argument in which one differs from the same before."""
+    """Two operators in words, or the argument in which one differs from its counterpart."""
     if (op.target, op.operands) == (before.target, before.operands):
         attributes = dict(before.attributes)
         for name, value in op.attributes:
@@ -136,7 +136,7 @@ def _differing(graph: Graph, op: Op, other: Graph, before: Op) -> tuple[str, str
 
 
 def _number(graph: Graph, base: int, length: int, place: str, number: int, expected: int) -> UsageError:
-    """A whole number that does not follow the length evenly."""
+    """UsageError on a whole number that does not follow the length evenly."""
     name, _, argument = place.partition(" ")
     op = graph.by_op.get(name) or graph.producers.get(name)
     at = f"{argument} of {described(graph, op)}" if op and name in graph.by_op else f"a size of {name}"

@@ -1,4 +1,4 @@
-"""What bounds the length of sequences: tables that are sliced, and tables that are looked up in by positions."""
+"""Limits on the length of sequences: tables that are sliced, and tables that positions look up in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ELEMENTS = ("aten.gather", "aten.index_select", "aten.index")
 
 
 def longest(graph: Graph, slopes: Slopes, shortest: int, most: int) -> int:
-    """The most up to `most` that tables allow: no slice ends beyond what it is of, no row that is looked up.
+    """Largest length up to `most` that tables allow: no slice or looked-up row lies beyond its table's end.
 
-    UsageError where nothing tells of a table, at `shortest` and at the graph's own length, that it has all rows.
+    UsageError if nothing shows, at `shortest` and at the graph's own length, that a table has all rows.
     """
     base = own_length(graph)
     for op in graph.ops:
@@ -33,7 +33,7 @@ def longest(graph: Graph, slopes: Slopes, shortest: int, most: int) -> int:
 
 
 def _last(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """The last from `least` on that fits, where all below do."""
+    """Last number from `least` on that fits, if all below do."""
     if most < least or fits(most):
         return most
     while most - least > 1:
@@ -43,7 +43,7 @@ def _last(fits: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def _slices(graph: Graph, slopes: Slopes) -> Iterator[tuple[Fraction, Fraction]]:
-    """What is left behind the end of each slice of a table, and how fast the end grows."""
+    """Rows left behind the end of each slice of a table, and how fast the end grows."""
     for op in graph.ops:
         attributes = dict(op.attributes)
         dim, end = attributes.get("dim"), attributes.get("end")
@@ -57,13 +57,13 @@ def _slices(graph: Graph, slopes: Slopes) -> Iterator[tuple[Fraction, Fraction]]
 
 
 def _has_all(graph: Graph, slopes: Slopes, op: Op, more: int) -> bool:
-    """Are all rows there that `op` looks up in sequences that are `more` longer? False where nothing tells."""
+    """True if all rows are there that `op` looks up in sequences that are `more` longer. False if nothing tells."""
     origin, at = Lengthened(graph, slopes), Lengthened(graph, slopes, more)
     return all(_within(at, origin, op, dim, rows) for dim, rows in _looked_up(op))
 
 
 def _looked_up(op: Op) -> list[tuple[int, str | None]]:
-    """(dim of operand 0, what picks along it)."""
+    """(dim of operand 0, operand that picks along it) of a look-up."""
     if op.target == "aten.index":
         return [(dim, rows) for dim, rows in enumerate(op.operands[1:]) if rows is not None]
     dim = 0 if op.target in TABLES else dict(op.attributes)["dim"]
@@ -72,7 +72,7 @@ def _looked_up(op: Op) -> list[tuple[int, str | None]]:
 
 
 def _within(at: Lengthened, origin: Lengthened, op: Op, dim: int, rows: str | None) -> bool:
-    """Rows below 0 are as many as there were: `mask.cumsum(1) - 1`."""
+    """True if all rows lie in the table. Rows below 0 are as many as there were: `mask.cumsum(1) - 1`."""
     grown, planned, table = at.range(rows), origin.range(rows), op.operands[0]
     if grown is None or planned is None or table is None:
         return False

@@ -1,7 +1,7 @@
-"""The graph of the same model called with another batch, without capturing it again.
+"""Graphs of the same model at another batch, without capturing it again.
 
 From dim 0 of the inputs the batch is followed by the rules' factors, both ways, through every operator: a dim that
-holds a factor with the batch in it holds the batch. Sizes among the arguments follow the shapes, as they do on shards.
+holds a factor with the batch in it holds the batch. Sizes among the arguments follow the shapes, as on shards.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class _Place:
 
 
 def batch_size(graph: Graph) -> int:
-    """The samples of the captured batch: dim 0 of most inputs."""
+    """Samples of the captured batch: dim 0 of most inputs."""
     return samples_of([graph.tensor(name).shape for name in graph.inputs])
 
 
 def samples_of(shapes: Sequence[Sequence[int]]) -> int:
-    """Of inputs with these shapes."""
+    """Number of samples in inputs with these shapes. UsageError if none has a batch."""
     counts = [shape[0] for shape in shapes if shape]
     if not counts:
         raise UsageError(
@@ -57,16 +57,16 @@ def samples_of(shapes: Sequence[Sequence[int]]) -> int:
 
 
 def check_several(shapes: Sequence[Sequence[int]]) -> None:
-    """UsageError where the batch of inputs with these shapes has one sample."""
+    """Raises UsageError if the batch of inputs with these shapes has one sample."""
     if samples_of(shapes) == 1:
         message = "the model was captured with one sample, which hides where its batch is"
         raise UsageError(message, "capture it with a batch of 2 or more")
 
 
 def rebatched(graph: Graph, batch: int) -> Graph:
-    """`graph` for inputs of `batch` samples. UsageError where the batch can't be followed.
+    """`graph` for inputs of `batch` samples. UsageError if the batch can't be followed.
 
-    Another one where samples are compared with each other, as in a contrastive loss: of fewer it is another loss.
+    Another UsageError if samples are compared with each other, as in a contrastive loss: with fewer it is another loss.
     """
     old_batch = batch_size(graph)
     if batch == old_batch:
@@ -75,7 +75,7 @@ def rebatched(graph: Graph, batch: int) -> Graph:
 
 
 def _rebatched_at_all_sizes(graph: Graph, batch: int) -> Graph:
-    """The same of a graph with dynamic sizes, whose numbers follow these as they do at several of them."""
+    """`graph` with dynamic sizes at another batch; its numbers follow the sizes as at several points."""
     at = sizes_of(graph)
     points = points_of(graph.dynamic, tuple(at[size.name] for size in graph.dynamic))
     names = [size.name for size in graph.dynamic]
@@ -101,7 +101,7 @@ def _rebatched(graph: Graph, old_batch: int, batch: int) -> Graph:
 
 
 def batch_dims(graph: Graph) -> dict[str, int]:
-    """Tensor -> its dim that holds the batch; the outermost where there are two."""
+    """Tensor -> its dim that holds the batch; the outermost if there are two."""
     dims: dict[str, int] = {}
     for place in _followed(graph, batch_size(graph)):
         dims[place.tensor] = min(place.dim, dims.get(place.tensor, place.dim))
@@ -122,7 +122,7 @@ def _check_apart(graph: Graph, places: Iterable[_Place]) -> None:
 
 
 def _check(graph: Graph, carried: Graph, changed: set[str]) -> None:
-    """The rule of every operator fits the new shapes as it did the old ones."""
+    """Checks that the rule of every operator fits the new shapes as it did the old ones."""
     known: set[tuple[object, ...]] = set()
     for before, op in zip(graph.ops, carried.ops, strict=True):
         key = (op.target, op.attributes, _facts(carried, op))
@@ -133,7 +133,7 @@ def _check(graph: Graph, carried: Graph, changed: set[str]) -> None:
 
 
 def _followed(graph: Graph, batch: int) -> set[_Place]:
-    """Every dim with the batch in it."""
+    """Places of the batch in every dim that holds it."""
     signatures, touched = _signatures(graph), touching(graph)
     stored = {p.tensor: p.path for p in (*graph.parameters, *graph.buffers)}
     picked = _picked(graph, batch)
@@ -173,7 +173,7 @@ def _picked(graph: Graph, batch: int) -> dict[str, dict[int, int]]:
 
 
 def _counts(graph: Graph, name: str, batch: int) -> bool:
-    """Are these the numbers from 0 to `batch`, in order?"""
+    """True if these are the numbers from 0 to `batch`, in order."""
     op = graph.producers.get(name)
     while op is not None and op.target in _IN_ORDER and op.operands[0] is not None:
         if graph.tensor(op.results[0]).numel != batch:
@@ -185,7 +185,7 @@ def _counts(graph: Graph, name: str, batch: int) -> bool:
 
 
 def _check_picked(graph: Graph, picked: dict[str, dict[int, int]], places: Iterable[_Place]) -> None:
-    """What is picked holds the batch where its numbers do, and else not."""
+    """Checks that a picked dim holds the batch exactly if the numbers that pick it do."""
     dims = {(place.tensor, place.dim) for place in places}
     held = {tensor for tensor, _ in dims}
     for name, picks in picked.items():
@@ -195,7 +195,7 @@ def _check_picked(graph: Graph, picked: dict[str, dict[int, int]], places: Itera
 
 
 def _spread(op: Op, signature: Signature, slot: int, place: _Place, batch: int) -> Iterator[_Place]:
-    """The same batch in the other dims of an operator. UsageError where no factor holds it."""
+    """Places of the same batch in the other dims of an operator. UsageError if no factor holds it."""
     sizes = signature.instance.size
     for factor, holding in signature.holding.items():
         for own_slot, dim, before, after in holding:
@@ -224,7 +224,7 @@ def _lost(op: Op) -> UsageError:
 
 
 def _signatures(graph: Graph) -> dict[str, Signature]:
-    """By op; constants, which searches leave alone, follow the batch as all else does."""
+    """Signatures by op; constants, which searches ignore, follow the batch like all else."""
     known: dict[tuple[object, ...], Signature] = {}
     signatures = {}
     for op in graph.ops:
@@ -241,7 +241,7 @@ def _facts(graph: Graph, op: Op) -> tuple[object, ...]:
 
 
 def _rule(graph: Graph, op: Op) -> Instance | None:
-    """None where there is none that fits."""
+    """Rule of the op bound to its shapes; None if there is none that fits."""
     try:
         return bound(graph, op, rule_text(graph, op))
     except (NoRule, RuleError):
@@ -249,7 +249,7 @@ def _rule(graph: Graph, op: Op) -> Instance | None:
 
 
 def _resized(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Op:
-    """The operator for the new shapes of its operands and results."""
+    """Operator for the new shapes of its operands and results."""
     sizes = _made(op, tensors) if _from_nothing(op) else _local(graph, op, tensors)
     return replace(op, attributes=tuple((name, sizes.get(name, value)) for name, value in op.attributes))
 
@@ -259,7 +259,7 @@ def _from_nothing(op: Op) -> bool:
 
 
 def _made(op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
-    """Of a tensor made from nothing."""
+    """Arguments of a tensor made from nothing, for its new shape."""
     shape = tensors[op.results[0]].shape
     if op.target == "aten.arange":
         if (dict(op.attributes).get("start") or 0, dict(op.attributes).get("step") or 1) != (0, 1):
@@ -272,7 +272,7 @@ def _made(op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
 
 
 def _local(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
-    """The arguments as on a shard of these shapes."""
+    """Arguments as on a shard of these shapes."""
     function = record(op.target).localise
     if function is None:
         return {}

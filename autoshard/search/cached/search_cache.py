@@ -1,7 +1,7 @@
-"""What searches found of one problem that depends on neither level nor memory limit, kept between commands.
+"""Cache of search results of one problem that depends on neither level nor memory limit, between commands.
 
-The formulation itself; and by name, as JSON: the step and peak of each program that was simulated, the plans of a step
-without a limit with their bound, and known styles. What a clock may have ended is not kept.
+It holds the formulation itself; and by name, as JSON: the step and peak of each simulated program, the plans of a step
+without a limit with their bound, and known styles. Results that a clock may have ended are not kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HELD = 4  # in memory of one: formulations of a graph, plans of a formulation
 
 
 def formulated(cache: DiskCache | None, context: PlanningContext) -> Formulation:
-    """`formulate` of all strategies, made once for a graph; read where another command made it."""
+    """Formulation of all strategies, made once for a graph; read if another command made it."""
     known, key = context.graph.once(_formulations), context.key
     formulation = known.pop(key, None) or _made(cache, context)
     known[key] = formulation  # used last
@@ -62,15 +62,15 @@ def _problem_key(context: PlanningContext) -> str:
 
 
 class Figures(NamedTuple):
-    """Of the program of a choice."""
+    """Predicted step and peak of the program of a choice."""
 
     predicted_seconds: float
     predicted_peak_bytes: float
 
 
 class SearchCache:
-    """What was found of one problem, by name: in this search, and in earlier ones where there is a cache. `save` adds
-    what is new to its file."""
+    """Results of one problem, by name: of this search, and of earlier ones if there is a cache. `save` adds the new
+    ones to its file."""
 
     def __init__(self, cache: DiskCache | None, key: str) -> None:
         self.cache, self.key = cache, key
@@ -94,14 +94,14 @@ class SearchCache:
             self.new[name] = value
 
     def save(self) -> None:
-        """Beside what other processes found meanwhile."""
+        """Adds the new results to the file, next to those that other processes saved meanwhile."""
         if self.cache is not None and self.new:
             every = self._read() | self.new
             self.cache.write("answers", self.key, json.dumps(every, separators=(",", ":")).encode())
             self.new = {}
 
     def figures(self, choice: Choice, fuse: object, make: Callable[[], Figures]) -> Figures:
-        """Those of a choice, with what is to `fuse`: `make` lowers and simulates its program."""
+        """Figures of a choice, with the collectives to `fuse`: `make` lowers and simulates its program."""
         said = ",".join(str(int(s)) for s in choice) + repr(fuse)
         name = f"program {hashlib.sha256(said.encode()).hexdigest()[:32]}"
         match self.get(name):
@@ -119,19 +119,19 @@ def answers_of(
     pins: Sequence[Pin] = (),
     fuse: Sequence[str] = (),
 ) -> SearchCache:
-    """Of the problem that a style and pins leave, and of what goes together."""
+    """Cache of the problem that a style and pins leave, for the collectives to `fuse`."""
     if cache is None:
         return SearchCache(None, "")
     return SearchCache(cache, key_of("answers", _problem_key(context), strategy, tuple(map(repr, pins)), tuple(fuse)))
 
 
 def unhurried(clock: Clock) -> bool:
-    """Whether what is found under it is what would be found without it."""
+    """True if results under this clock are those without it."""
     return math.isinf(clock.limit_seconds) and not clock.stopped and not clock.cut
 
 
 def choice_of(problem: Problem, said: object) -> Choice:
-    """ValueError where it is no choice of the problem."""
+    """Choice in `said`; ValueError if it is none of the problem."""
     sizes = [len(node.seconds) for node in problem.nodes]
     if not isinstance(said, list) or len(said) != len(sizes):
         raise ValueError("no choice of this problem")

@@ -1,4 +1,4 @@
-"""A search by what a step takes, whose answers are kept: they are of the problem without its memory limit."""
+"""A search by the time of a step, with cached answers: they are for the problem without its memory limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIRST, _OTHERS, _STYLES = "first of a step", "others of a step", "styles of a s
 
 
 class StepCache:
-    """A `StepSearch`, which `make` gives where an answer is not known yet; it then finds anew what it goes on from.
+    """A `StepSearch`, which `make` creates if an answer is not known yet; it then recomputes what it continues from.
 
     `found`: the plans so far, (name, choice).
     """
@@ -40,7 +40,7 @@ class StepCache:
         self._weights: list[float] | None = None
 
     def first(self) -> Choice | None:
-        """See `StepSearch.first`."""
+        """First plan, see `StepSearch.first`."""
         self._began = True
         known = self._known(_FIRST)
         if known is not None:
@@ -55,12 +55,12 @@ class StepCache:
         return choice
 
     def weighed(self) -> Problem:
-        """What a step roughly takes by the weights that the first plan ended with, to be solved within a limit."""
+        """Problem of the estimated step by the final weights of the first plan, to be solved within a limit."""
         assert self._weights is not None, "the first plan ends with weights"
         return self._made.resources.likely(np.array(self._weights))
 
     def others(self) -> Iterator[Named]:
-        """See `StepSearch.others`."""
+        """Other plans, see `StepSearch.others`."""
         known = self._known(_OTHERS)
         if known is not None:
             self.found, self._bound_seconds = self._named(known["found"]), known["bound"]
@@ -76,7 +76,7 @@ class StepCache:
             self._keep(_OTHERS, {"others": _said(message), "found": _said(self.found), "bound": float(bound.seconds)})
 
     def bound(self, known: Sequence[Choice]) -> float:
-        """Seconds that no plan's step is below, see `StepSearch.bound`."""
+        """Lower bound in seconds on any plan's step, see `StepSearch.bound`."""
         if self._bound_seconds is not None:
             return self._bound_seconds
         begun = "after the first" if self._began else "alone"
@@ -101,7 +101,7 @@ class StepCache:
 
     @property
     def _unasked(self) -> bool:
-        """Whether nothing was worked out here."""
+        """True if nothing was computed here."""
         return "_search" not in vars(self)
 
     @cached_property
@@ -115,11 +115,11 @@ class StepCache:
         return self._made
 
     def _known(self, name: str) -> dict[str, Any] | None:
-        """What was found before, where no clock may have ended it."""
+        """Cached result, if no clock may have ended it."""
         return self._valid(name) if unhurried(self.clock) else None
 
     def _valid(self, name: str) -> dict[str, Any] | None:
-        """What was found before, where all of it is of this problem."""
+        """Cached result, if all of it belongs to this problem."""
         said = self.answers.get(name)
         if not isinstance(said, dict):
             return None

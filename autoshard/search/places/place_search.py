@@ -1,5 +1,5 @@
-"""Which place runs which module, where that is left open (`--place auto`): the assignment of the shortest step found,
-with a bound that no assignment is below.
+"""Search for which place runs which module, if that is left open (`--place auto`): the assignment of the shortest step
+found, with a lower bound on that of any.
 
 A unit is what stays together: a leaf module or, of large models, a block, with what rewrites one buffer. Few
 assignments are all tried; of many, several starts are improved unit by unit. Seconds are those of the plan's operators,
@@ -42,7 +42,7 @@ SIMULATED = 8  # in 45 of 48 trials (4 models, 3 meshes, 2 devices, 1 and 4 micr
 
 @dataclass(frozen=True)
 class PlacedFound:
-    """The place of each operator, the seconds of its step, and what no assignment is below."""
+    """Place of each operator, the seconds of its step, and the lower bound on any assignment."""
 
     places: tuple[int, ...]
     seconds: float
@@ -52,8 +52,8 @@ class PlacedFound:
 def searched_places(
     plan: Plan, graph: Graph, fixed: Sequence[tuple[str, int]], count: int, predicted: Callable[[Plan, Graph], Plan]
 ) -> PlacedFound:
-    """On `count` places; `fixed`: modules that a user placed. `plan.step` says micro-batches and schedule; `predicted`
-    simulates a whole step."""
+    """Places found among `count`; `fixed`: modules that a user placed. `plan.step` holds micro-batches and schedule;
+    `predicted` simulates a whole step."""
     search = _PlaceSearch(plan, graph, dict(fixed), count)
     fits = [assigned for assigned, seconds in search.tried.items() if seconds < math.inf]
     ranked = sorted(fits, key=lambda assigned: (search.tried[assigned], assigned))
@@ -99,7 +99,7 @@ class _PlaceSearch:
 
     @cached_property
     def bound_seconds(self) -> float:
-        """Of computations, see the module."""
+        """Lower bound from computations alone, see the module."""
         step, work = self.plan.step, [sum(self.least[i] for i in unit) for unit in self.units]
         longest: dict[int, float] = {}
         maker = {name: i for i, op in enumerate(self.graph.ops) for name in op.results}
@@ -132,7 +132,7 @@ class _PlaceSearch:
         return tuple(assigned)
 
     def _starts(self, open_: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Cut in a row by work, forward and backward over the places; and each unit where it ends first."""
+        """Starts: a split in a row by work, forward and backward over the places; and each unit where it ends first."""
         work = [sum(self.least[i] for i in self.units[k]) for k in open_]
         ends = list(itertools.accumulate(work))
         whole = ends[-1] or 1.0
@@ -186,7 +186,7 @@ class _PlaceSearch:
         return simulate_places(own_costs).step_seconds
 
     def _twice(self, parts: Sequence[StagePart], part_of: dict[str, int]) -> bool:
-        """Would a place hold a weight twice, for two of its parts, or places of two meshes hold one?"""
+        """True if a place would hold a weight twice, for two of its parts, or places of two meshes hold one."""
         for ops in self._users.values():
             used = {part_of[self.graph.ops[i].name] for i in ops}
             places = {parts[number].stage for number in used}
@@ -208,7 +208,7 @@ class _PlaceSearch:
 
     @cached_property
     def _bytes(self) -> dict[Mesh, dict[str, float]]:
-        """Of a value on one device, by mesh."""
+        """Bytes of each value on one device, by mesh."""
         sizes: dict[Mesh, dict[str, float]] = {}
         for plan in self.plans:
             mesh_sizes = sizes.setdefault(plan.mesh, {})
@@ -230,7 +230,7 @@ def _link_seconds(hardware_text: str, axes: tuple[tuple[str, int], ...], size: f
 
 
 def units_of(graph: Graph, pinned: Sequence[int]) -> list[tuple[int, ...]]:
-    """Operators that get one place, in the order of the first; those with a place (`pinned`) are with their like."""
+    """Units of operators that share a place, in order of the first; those placed (`pinned`) are with their like."""
     leaves = _units(graph, [(op.module, place) for op, place in zip(graph.ops, pinned, strict=True)])
     if len(leaves) <= MOST_UNITS:
         return leaves

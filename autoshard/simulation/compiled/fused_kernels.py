@@ -1,7 +1,7 @@
 """Seconds of blocks that `torch.compile` has compiled: each kernel of `kernel_groups` reads and writes memory once.
 
 Forward: what it reads from outside, and what anyone outside reads of it. Backward: the gradients that come in, what
-they need of the forward (what was never written is computed again from what the kernel read), and the gradients that go
+they need of the forward (what was never written is recomputed from what the kernel read), and the gradients that go
 out; a gradient that an addition hands on is there already. Gradients of one value from several kernels are summed by
 the kernel whose backward is the last of them, or by the one that made the value. A gradient of what was broadcast (a
 norm's weight) sums along other dims: one more kernel, which reads the same again. Products, attention and collectives
@@ -66,7 +66,7 @@ def _pass(hardware: Hardware, size: float, share: float) -> float:
 
 
 class _Kernel:
-    """One group: values by the storage that they share (`root`)."""
+    """Kernel of one group: values by the storage that they share (`root`)."""
 
     def __init__(self, program: Program, graph: Graph, kernels: Kernels, number: int) -> None:
         self.program, self.graph, self.kernels, self.number = program, graph, kernels, number
@@ -88,7 +88,7 @@ class _Kernel:
 
     @property
     def reduces(self) -> bool:
-        """Whether it sums along something."""
+        """True if the kernel sums along a dim."""
         small = [max(self._numel(n) for n in step.results) for step in self.steps]
         sums = (size < elements(self.program, step) for size, step in zip(small, self.steps, strict=True))
         return any(record(step.target).bandwidth in REDUCTIONS for step in self.steps) or any(sums)
@@ -97,7 +97,7 @@ class _Kernel:
         return float(sum(map(self._bytes, (*self.given.values(), *self.stored))))
 
     def backward_bytes(self) -> tuple[float, ...]:
-        """Of the kernel that makes the gradients of what was read whole, and of that of what was broadcast."""
+        """Bytes of each backward kernel: of inputs read whole, and of broadcast inputs."""
         arriving = [name for name in self.stored if self._differentiable(name)]
         inputs = [name for name in self.given if self._differentiable(name)]
         if not arriving or not inputs:
@@ -130,12 +130,12 @@ class _Kernel:
         return 1 if not readers or readers[0] >= 0 else len(readers)
 
     def _others(self, name: str) -> int:
-        """Gradients from other kernels that this one sums to its own."""
+        """Number of gradients from other kernels that this one adds to its gradient."""
         readers = self.kernels.readers[name]
         return len(readers) - 1 if readers[0] == self.number else 0
 
     def _needed(self) -> set[str]:
-        """Of the forward, what the backward reads."""
+        """Values of the forward that the backward reads."""
         needed: set[str] = set()
         waiting = [name for step in self.steps for name in map(self.root.__getitem__, facts(step, self.graph).kept)]
         while waiting:

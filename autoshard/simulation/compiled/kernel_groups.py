@@ -1,10 +1,9 @@
-"""Which operators of a block `torch.compile` joins to one kernel: a fixed rule, on the Program alone.
+"""Operators of a block that `torch.compile` joins to one kernel: a fixed rule, on the Program alone.
 
 Inductor leaves products, attention and collectives to their libraries and writes kernels for the rest. Here an operator
 joins the kernel of an operator that it reads from if both stand in one block (compiled each by itself), as many
 products, attentions and collectives lie before both (so that none lies between), and it goes over no more elements.
-What goes by an index, sorts, pools or steps, experts, and all that has a form of its own over several devices stay as
-they are.
+What goes by an index, sorts, pools or steps, experts, and all that has a separate form over several devices stay alone.
 """
 
 from __future__ import annotations
@@ -100,13 +99,13 @@ def roots(program: Program, graph: Graph) -> dict[str, str]:
 
 
 def is_view(instruction: Instruction, graph: Graph) -> bool:
-    """Whether it makes no more than another description of what it reads."""
+    """True if the instruction makes only another description (a view) of what it reads."""
     known = facts(instruction, graph)
     return bool(known.results) and len(known.aliases) == len(known.results)
 
 
 def is_joined(instruction: Compute, graph: Graph) -> bool:
-    """Whether a compiler writes its kernel."""
+    """True if a compiler writes the kernel of the instruction."""
     op_record = record(instruction.target)
     plain = instruction.target in WRITTEN and op_record.work is None and not op_record.chooses
     counted = op_record.traffic is None or instruction.target in ONE_BY_ONE
@@ -121,7 +120,7 @@ def _joined_elements(program: Program, instruction: Instruction, graph: Graph) -
 
 
 def elements(program: Program, instruction: Compute) -> int:
-    """That it goes over."""
+    """Number of elements that the instruction goes over: those of its largest operand or result."""
     return max(program.largest[name].numel for name in (*instruction.operands, *instruction.results) if name)
 
 

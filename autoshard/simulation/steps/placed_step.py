@@ -17,7 +17,7 @@ from autoshard.simulation.step_timeline import PartCosts, PartMessage, StepCosts
 
 @dataclass(frozen=True)
 class PlacedCosts(StepCosts):
-    """`parts` in their order; `part_stages` says where each is. `sources`: of each part, see `handed_from`."""
+    """Costs of `parts` in their order; `part_stages`: the place of each. `sources`: of each part, see `handed_from`."""
 
     part_stages: tuple[int, ...] = ()
     sources: tuple[tuple[tuple[int, int], ...], ...] = ()
@@ -30,17 +30,17 @@ class PlacedCosts(StepCosts):
 
     @cached_property
     def part_order(self) -> tuple[PartSlot, ...]:
-        """Of all places."""
+        """Slots of all places in order."""
         return placed_order(self.schedule, self.part_stages, self.sources, self.loss_part, self.micro_batches)
 
     @cached_property
     def chunk_of(self) -> tuple[int, ...]:
-        """Of each part, how many are before it on its place."""
+        """Number of earlier parts on the same place, for each part."""
         return tuple(self.part_stages[:part].count(stage) for part, stage in enumerate(self.part_stages))
 
     @cached_property
     def sequence(self) -> SlotSequence:
-        """Without the givers, of which a slot here may have several."""
+        """Sequence without the givers, of which a slot here may have several."""
         stages = tuple(self.part_stages[slot.part] for slot in self.part_order)
         slots = tuple(Slot(slot.kind, slot.micro_batch, self.chunk_of[slot.part]) for slot in self.part_order)
         last, before = [len(slots)] * len(self.stages), []

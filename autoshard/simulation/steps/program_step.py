@@ -92,7 +92,7 @@ def accounted_step(plan: Plan, program: Program, graph: Graph, hardware: Hardwar
 
 
 def step_costs(plan: Plan, program: Program, graph: Graph, hardware: Hardware) -> StepCosts:
-    """Of the parts that the plan cuts its program into."""
+    """Costs of the parts into which the plan splits its program."""
     return _step_costs(MeasuredProgram(plan, program, graph, hardware, plan.step.stages), plan.step)
 
 
@@ -142,12 +142,12 @@ class PartMeasure:
 def measured_parts(
     plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int
 ) -> tuple[PartMeasure, ...]:
-    """Of the parts that the plan cuts its program into; messages are those between `stages`."""
+    """Measures of the parts into which the plan splits its program; messages are those between `stages`."""
     return MeasuredProgram(plan, program, graph, hardware, stages).keeping(plan.step.recompute)
 
 
 class MeasuredProgram:
-    """The parts that a plan cuts its program into, each simulated, whatever is computed again."""
+    """Parts into which a plan splits its program, each simulated, whatever is recomputed."""
 
     def __init__(self, plan: Plan, program: Program, graph: Graph, hardware: Hardware, stages: int) -> None:
         parts = self.programs = stage_programs(program, plan)
@@ -174,8 +174,8 @@ class MeasuredProgram:
         self.following = {message.reader: message for message in self.messages if message.reader == message.maker + 1}
 
     def keeping(self, policies: Iterable[BlockPolicy]) -> tuple[PartMeasure, ...]:
-        """Of blocks that keep what `policies` say. The program must be theirs: weights that are gathered for each use
-        are gathered otherwise in blocks that are computed again."""
+        """Measures of the parts if blocks keep what `policies` say. The program must be lowered for these: recomputed
+        blocks gather weights differently if these are gathered for each use."""
         policies, measures = tuple(policies), []
         nothing = PartMessage(0, 0, 0.0)
         for number, (part, tied) in enumerate(zip(self.parts, self.tied, strict=True)):
@@ -185,7 +185,7 @@ class MeasuredProgram:
         return tuple(measures)
 
     def operators(self, policies: Iterable[BlockPolicy]) -> tuple[PartOperators, ...]:
-        """As `keeping`, by what is done; instructions are those of the whole program."""
+        """Operators of the parts, with policies as in `keeping`; instructions are those of the whole program."""
         policies = tuple(policies)
         return tuple(
             part.operators(policies, tied, self.place_of) for part, tied in zip(self.parts, self.tied, strict=True)
@@ -195,8 +195,8 @@ class MeasuredProgram:
 def measured_shares(
     plan: Plan, program: Program, graph: Graph, hardware: Hardware
 ) -> tuple[tuple[int, _MeasuredPart], ...]:
-    """Of each coordinate of the mesh's first axis how many slices its devices compute, and one of them measured there:
-    by the kind of these devices, which wait for others at the end of the step alone."""
+    """(slices, part) for each coordinate of the mesh's first axis: how many slices its devices compute, and one of them
+    measured on their kind of device; they wait for others only at the end of the step."""
     count, known = plan.mesh.sizes[0], dict[Hardware, _MeasuredPart]()
     size, shares = plan.mesh.size // count, list[tuple[int, _MeasuredPart]]()
     for number, share in enumerate(plan.step.batch_shares or (plan.step.micro_batches,) * count):
@@ -214,12 +214,12 @@ def slice_seconds(part: _MeasuredPart, plan: Plan) -> float:
 
 
 def stage_hardware(hardware: Hardware, program: Program) -> tuple[Hardware, ...]:
-    """Of each stage its devices, which ranks count through."""
+    """Devices of each stage, numbered through by rank."""
     return tuple(hardware.of_ranks(first, stop - first) for first, stop in pairwise(program.firsts))
 
 
 def stage_costs(parts: Sequence[PartMeasure]) -> StageCosts:
-    """Of a stage with these parts."""
+    """Costs of a stage with these parts."""
     tied = sum(part.tied_seconds for part in parts)
     update = sum(part.update_seconds for part in parts)
     between = (("gradients between stages", tied),) if tied else ()
@@ -228,8 +228,8 @@ def stage_costs(parts: Sequence[PartMeasure]) -> StageCosts:
 
 
 def mean_seconds(program: Program, once: Timeline, graph: Graph, hardware: Hardware, micro_batches: int) -> float:
-    """Of one of `micro_batches` on one stage that keeps all: what runs once a step is of each an equal part. `once`: of
-    a step of one."""
+    """Mean seconds of one of `micro_batches` on one stage that recomputes nothing: what runs once a step is divided
+    among them equally. `once`: timeline of a step of one micro-batch."""
     if micro_batches == 1 or not program.has_backward:
         return once.step_seconds
     count = len(program.instructions)
@@ -258,7 +258,7 @@ def _messages(
 
 
 def _travels(maker: Program, reader: Program, name: str, hardware: Hardware) -> tuple[float, float]:
-    """Of a value between places: bytes of the device that sends or receives most, and seconds of the sum before."""
+    """Bytes of the device that sends or receives most of a value between places, and seconds of the sum before."""
     value = maker.value(name)
     size = local_bytes(value, maker.mesh)
     if maker.mesh == reader.mesh:
@@ -272,7 +272,7 @@ def _travels(maker: Program, reader: Program, name: str, hardware: Hardware) -> 
 
 
 def _tied_seconds(parts: Iterable[Program], step: StepPlan, wide: Mesh, hardware: Hardware) -> dict[int, float]:
-    """What each stage waits for the gradients of parameters that other stages hold too."""
+    """Seconds that each stage waits for the gradients of parameters that other stages hold too."""
     parts, waits = list(parts), dict[int, float]()
     values = {p.path: (part, p.value) for part in parts for p in part.parameters}
     for path, holders in shared_parameters(parts, step).items():
@@ -302,7 +302,7 @@ def _body_seconds(timeline: Timing, count: int) -> float:
 
 
 def _late_seconds(once: Timeline | Timing, body_seconds: float, count: int) -> float:
-    """What the sums of gradients take that no backward hides."""
+    """Seconds of gradients' sums that no backward hides."""
     return max(0.0, once.starts[2 * count + 1] - body_seconds - once.starts[0])
 
 
@@ -312,8 +312,8 @@ def _update_seconds(once: Timeline | Timing, count: int) -> float:
 
 @dataclass(frozen=True)
 class _Again:
-    """What the backward of a block computes again, and what it therefore does not keep; `saved`: results that it finds
-    and that no backward reads, which are there for the second forward. Of its instructions the last is `last`."""
+    """Recompute of a block in backward, and what the block therefore does not keep; `saved`: results that it finds and
+    that no backward reads, which are there for the second forward. `last`: its last instruction."""
 
     seconds: float
     dropped: tuple[Span, ...]
@@ -356,7 +356,7 @@ class _MeasuredPart:
 
     @cached_property
     def _kept(self) -> list[Span]:
-        """What is alive between forward and backward."""
+        """Spans that are alive between forward and backward."""
         turn = self.count - 1
         return [
             span
@@ -398,7 +398,7 @@ class _MeasuredPart:
     def operators(
         self, policies: Sequence[BlockPolicy], tied_seconds: float, place_of: Mapping[str, int]
     ) -> PartOperators:
-        """What its seconds are spent on."""
+        """Operators that its seconds are spent on."""
         reruns = sorted((self._recomputed(policy) for policy in policies if policy.keep != "all"), key=itemgetter(0))
         numbers: dict[int | None, int | None] = {
             n: place_of.get(step.op) for n, step in enumerate(self.part.instructions) if isinstance(step, Compute)
@@ -425,7 +425,7 @@ class _MeasuredPart:
         )
 
     def _recomputed(self, policy: BlockPolicy) -> tuple[int, Segment]:
-        """Where backward runs instructions of a block again, and what their forwards did."""
+        """Step of the backward at which a block's instructions are recomputed, and what their forwards did."""
         starts, runs = self.timeline.starts, list[list[int]]()
         for i in sorted(self._run_again(policy)[0]):
             if runs and runs[-1][-1] + 1 == i:
@@ -437,8 +437,8 @@ class _MeasuredPart:
         return 2 * self.count - 1 - max(called_in(self.part, policy.module), default=0), Segment(phase, segment.seconds)
 
     def _bytes(self, blocks: Sequence[_Again]) -> tuple[float, ...]:
-        """In memory at each step: what a block drops is there until its forward has ended, and again from where its
-        backward begins."""
+        """Bytes in memory at each step: what a block drops is there until its forward has ended, and again from where
+        its backward begins."""
         changed = {id(span) for block in blocks for span in (*block.dropped, *block.saved)}
         spans = [span for span in self.memory.spans if id(span) not in changed]
         for block in blocks:
@@ -466,7 +466,7 @@ class _MeasuredPart:
         return _Again(seconds, tuple(dropped), tuple(saved), max(inside, default=0))
 
     def _run_again(self, policy: BlockPolicy) -> tuple[list[int], set[int]]:
-        """Instructions that backward runs again in a block, and those whose results it finds."""
+        """Instructions that backward recomputes in a block, and those whose results it finds."""
         inside = {*called_in(self.part, policy.module)}
         ways = self.part.once(weight_ways)
         dear = {*found_again(self.part.instructions, inside, policy.keep, self.graph, ways)}

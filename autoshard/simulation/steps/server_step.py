@@ -112,7 +112,7 @@ def with_server_step(plan: Plan, graph: Graph, hardware: Hardware) -> Plan:
 
 
 def worker_program(plan: Plan, graph: Graph) -> tuple[Plan, Program, Graph]:
-    """What a worker runs by itself for a share: forward and backward of the model, whose optimizer servers run."""
+    """Plan, program and graph of a worker alone, for a share: forward and backward; servers run the optimizer."""
     worker, small = replace(plan, servers=ServerPlan(), step=replace(plan.step, micro_batches=1)), worker_graph(graph)
     return worker, lower(worker, small), small
 
@@ -150,7 +150,7 @@ def server_step(costs: ServerCosts, servers: ServerPlan, shares: int) -> tuple[f
 
 
 class _Links:
-    """When each link is free; a transfer to or from all servers is even over them."""
+    """Time at which each link is free; a transfer to or from all servers is even over them."""
 
     def __init__(self, costs: ServerCosts, servers: ServerPlan) -> None:
         self.costs, self.count = costs, servers.count

@@ -1,1 +1,1 @@
-"""What all solvers share: options, clock, result, validation, local search, memory repair."""
+"""Parts that all solvers share: options, clock, result, validation, local search, memory repair."""

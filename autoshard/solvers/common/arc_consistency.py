@@ -15,7 +15,7 @@ Flags = NDArray[np.bool_]
 
 
 class Fences:
-    """`flags[n][s]`: choice s of node n is still possible. Only values with infinite entries are looked at."""
+    """Choices s of node n that are still possible: `flags[n][s]`. Only values with infinite entries are considered."""
 
     def __init__(self, problem: Problem, allowed: Sequence[Integers] | None = None) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""A clock that all work looks at while it lasts: OutOfTime is raised once it is over, or certain to be."""
+"""Clock that all work checks while it lasts: OutOfTime is raised once it is over, or certain to be."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def check(work: float = 0.0) -> None:
 
 
 def over() -> bool:
-    """Whether the clock is over, for work that can leave off with what it has."""
+    """True if the clock is over, for work that can leave off with what it has."""
     clock = _CLOCK.get()
     return clock is not None and clock.over
 
 
 def attempt(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-    """What the work gives; None where time runs out in it."""
+    """Result of the work; None if time runs out in it."""
     try:
         return work(*args, **kwargs)
     except OutOfTime:
@@ -52,9 +52,9 @@ def attempt(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T |
 
 
 class Pace:
-    """Looks at the clock in a loop of `total` steps of about the same length.
+    """Checks the clock in a loop of `total` steps of about the same length.
 
-    Raises OutOfTime once it is over, and as soon as the steps done so far foretell that the rest will not be in time.
+    Raises OutOfTime once it is over, and as soon as the steps done so far show that the rest will not be in time.
     """
 
     def __init__(self, total: int) -> None:

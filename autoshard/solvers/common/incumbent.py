@@ -42,7 +42,7 @@ class Incumbent:
         self.error = error
 
     def offer(self, choice: Sequence[int] | None) -> bool:
-        """Takes a plan if it is allowed, fits and is better; says whether it is allowed and fits."""
+        """Take a plan if it is allowed, fits and is better; True if it is allowed and fits."""
         if choice is None:
             return False
         value = objective(self.problem, choice)

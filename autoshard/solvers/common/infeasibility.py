@@ -1,4 +1,4 @@
-"""Why nothing fits, in bytes and names: the time at which even the smallest choices of all that is alive overflow."""
+"""Reason that nothing fits, in bytes and names: the time at which even the smallest choices of all alive overflow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def least(problem: Problem) -> Shortfall:
 
 
 def explained(problem: Problem) -> str:
-    """What is alive at the worst time, at its smallest."""
+    """List of what is alive at the worst time, at its smallest, as text."""
     shortfall = least(problem)
     if not shortfall.alive:
         return ""

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """For each node: the values it produces, and those it consumes with its position among their consumers."""
+    """Links of each node: the values it produces, and those it consumes with its position among their consumers."""
 
     produced: tuple[tuple[Value, ...], ...]
     consumed: tuple[tuple[tuple[Value, int], ...], ...]
@@ -32,7 +32,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Aim:
-    """What to minimise: weight x seconds + penalty x (peak - capacity where positive)."""
+    """Objective to minimise: weight x seconds + penalty x (peak - capacity where positive)."""
 
     weight: float
     penalty: float
@@ -52,7 +52,7 @@ def links(problem: Problem) -> Links:
 def descend(problem: Problem, linked: Links, choice: Sequence[int], aim: Aim) -> Choice:
     """Coordinate descent from `choice` until a sweep changes nothing, or time is over; ties stay where they are.
 
-    Without a capacity a node depends on those it shares a value with: it is looked at again once one of them moves.
+    Without a capacity a node depends on those it shares a value with: it is considered again once one of them moves.
     """
     current = [int(s) for s in choice]
     bounded = aim.penalty > 0 and not math.isinf(aim.capacity)
@@ -189,8 +189,8 @@ def line(problem: Problem) -> list[int]:
 
 
 def mixtures(problem: Problem, first: Choice, second: Choice, most: int) -> list[tuple[float, Choice]]:
-    """Choices that follow `first` up to a place in the line and `second` after it, and the other way round, each behind
-    its seconds; evenly spread cuts."""
+    """Choices that follow `first` up to a place in the line and `second` after it, and the other way round, each after
+    its seconds; the places are spread evenly."""
     count, places = len(problem.nodes), np.empty(len(problem.nodes), np.int64)
     places[line(problem)] = np.arange(count)
     cuts = sorted({round(count * i / most) for i in range(1, most)} - {0, count})
@@ -201,7 +201,7 @@ def mixtures(problem: Problem, first: Choice, second: Choice, most: int) -> list
 
 
 def objectives(problem: Problem, choices: Integers) -> Floats:
-    """`objective` of each row of `choices`, up to rounding: all rows together."""
+    """Objectives of all rows of `choices` together, each as `objective` up to rounding."""
     total = np.zeros(len(choices))
     for n, node in enumerate(problem.nodes):
         total += node.seconds[choices[:, n]]

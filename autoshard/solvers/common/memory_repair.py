@@ -34,7 +34,7 @@ def repaired(problem: Problem, choice: Sequence[int]) -> Choice | None:
 
 
 def _relieve(problem: Problem, linked: Links, current: list[int], alive: Floats, time: int, over: float) -> bool:
-    """Moves nodes until `over` bytes are saved at `time`, the cheapest byte first; says whether anything moved.
+    """Moves nodes until `over` bytes are saved at `time`, the cheapest byte first; True if anything moved.
 
     `current` and `alive` are changed.
     """
@@ -105,7 +105,7 @@ def _sizes(problem: Problem, linked: Links, current: Sequence[int], n: int, time
 
 
 def _spans(problem: Problem, linked: Links, current: Sequence[int], n: int) -> Iterator[tuple[_Span, float]]:
-    """What is alive and depends on node n."""
+    """Spans and bytes of all that is alive and depends on node n."""
     node = problem.nodes[n]
     yield node.interval, float(node.bytes[current[n]])
     values: list[Value] = [value for value, _ in linked.consumed[n]]

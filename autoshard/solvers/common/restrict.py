@@ -1,4 +1,4 @@
-"""Pins hold in every solver because none of them sees another choice: the problem is cut down before it is solved."""
+"""Restriction to pins, before a problem is solved: they hold in every solver because none sees another choice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A plan with what is proved of it. Figures, bound and status are made here and nowhere else: from the problem's own
-arrays, the very choice, and a proved finite bound.
-"""
+"""Plan with what is proved of it. Figures, bound and status are made here and nowhere else: from the problem's own
+arrays, the choice itself, and a proved finite bound."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ class FalseProof(AssertionError):
 
 
 def proved(value: float, bound: float) -> float:
-    """`bound` on what is at least 0, as it may stand next to a plan's `value`: equal to it where rounding parts them.
+    """`bound` on what is at least 0, as it may stand next to a plan's `value`: equal to it up to rounding.
 
-    0, which says nothing, where none was proved (minus infinity). Raises FalseProof where it is above the value.
+    0, the trivial bound, where none was proved (minus infinity). Raises FalseProof where it is above the value.
     """
     if not math.isfinite(value) or value < 0:
         raise FalseProof(f"a plan's value is {value}: expected a finite one of 0 or more")
@@ -35,13 +34,13 @@ def proved(value: float, bound: float) -> float:
 
 
 def fits(size: float, limit: float) -> bool:
-    """Whether bytes are within a limit, but for the rounding of sums of parts of bytes."""
+    """True if `size` bytes are within `limit`, up to the rounding of sums of parts of bytes."""
     return size <= limit * (1 + EXACT)
 
 
 def none_within(least: float, limit: float, best: float = math.inf) -> bool:
-    """Whether `least` bytes, proved of every plan but for rounding, show that no plan is within a limit. `best`: the
-    least that a plan met so far needs. Raises FalseProof where that is below what every plan is said to need."""
+    """True if `least` bytes, proved of every plan up to rounding, show that no plan is within `limit`. `best`: the
+    least that a plan met so far needs. Raises FalseProof if that is below `least`."""
     if math.isfinite(best):
         proved(best, least)
     return math.isfinite(least) and least > limit * (1 + ROUNDING)
@@ -55,7 +54,7 @@ def tightened(bound: float, other: float, value: float) -> float:
 
 
 def status(value: float, bound: float, cut: bool) -> str:
-    """`bound` is one that `proved` gave. What the bound proves stays proved where the clock ended the rest."""
+    """Status of a plan; `bound` is from `proved`. What the bound proves stays proved where the clock ended the rest."""
     return OPTIMAL if value == bound else CUT_SHORT if cut else FEASIBLE
 
 
@@ -68,8 +67,8 @@ def without_proof(certificate: Certificate, objective: float, seconds: float | N
 
 
 def within_wider(certificate: Certificate, whatever_memory: bool) -> Certificate:
-    """What is left of a proof within a tighter memory limit than the one that it holds for; `whatever_memory`: the
-    level's bound is one of plans of any memory."""
+    """Rest of a certificate from a tighter memory limit that holds within a wider one; `whatever_memory`: the level's
+    bound is one of plans of any memory."""
     left = replace(certificate, lower_bound_seconds=0.0)
     if whatever_memory:
         return left
@@ -78,7 +77,7 @@ def within_wider(certificate: Certificate, whatever_memory: bool) -> Certificate
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """`choice[n]` of every node of `problem`, with its objective and peak, which are always computed anew.
+    """`choice[n]` of every node of `problem`, with its objective and peak, which are always recomputed.
 
     `lower_bound` <= the optimum's objective; gap = objective / lower_bound - 1. `seconds`: that the solver took. `cut`:
     it would have gone on.

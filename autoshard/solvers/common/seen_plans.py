@@ -51,7 +51,7 @@ class SeenPlans:
         of.bounds.append(bound)
 
     def bound(self, problem: Problem, capacity_bytes: float) -> float:
-        """What was proved of all plans within a capacity, be it under a larger one; 0 where nothing was."""
+        """Bound proved of all plans within a capacity, also if under a larger one; 0 if none was."""
         bounds = self._of(problem).bounds
         return max((b.objective for b in bounds if b.capacity_bytes >= capacity_bytes), default=0.0)
 

@@ -1,4 +1,4 @@
-"""What a caller may say to a solver, and the clock that it looks at while it works."""
+"""Options of a solver, and the clock that it checks while it works."""
 
 from __future__ import annotations
 
@@ -90,10 +90,9 @@ class PartialClock(Clock):
 class Options:
     """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a user;
     propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
-    `rough`: a good plan is enough for dp, without a bound that says much. `unfit`: the structures, whatever the prices,
-    of which dp found that no exact tables fit; it adds to them, and a rough plan does not try that again. `kept`: what
-    a solver keeps for problems of the same structure, by its own word.
-    """
+    `rough`: a good plan is enough for dp, without a tight bound. `unfit`: the structures, whatever the prices, of which
+    dp found that no exact tables fit; it adds to them, and a rough plan does not try that again. `kept`: what a solver
+    keeps for problems of the same structure, by the solver's name for it."""
 
     clock: Clock = field(default_factory=Clock)
     engine: str = "highs"

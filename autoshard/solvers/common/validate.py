@@ -1,4 +1,4 @@
-"""What every solver may rely on, checked once for all: one sentence names the node or value and what is wrong."""
+"""Checks of what every solver relies on, made once for all: one sentence names the node or value and what is wrong."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check_node(node: Node) -> None:
 
 
 def _plausible(problem: Problem) -> bool:
-    """Whether ends, spans and numbers of choices of all values are right, decided for all at once."""
+    """True if ends, spans and numbers of choices of all values are right, checked for all at once."""
     values = problem.values
     counts = np.fromiter([len(value.consumers) for value in values], np.int64, len(values))
     if not len(values) or not counts.min():

@@ -126,7 +126,7 @@ def _finished(begun: _Begun, budget: int) -> Folded | None:
 
 
 def foreseen(sum_: Additive, short: Short, contents: Contents, budget: int) -> bool:
-    """Whether the blocks' tables fit the budget as they are, all strategies kept."""
+    """True if the blocks' tables fit the budget with all strategies kept."""
     contents.also(short.problem)
     every = [np.arange(len(node.seconds)) for node in short.problem.nodes]
     return _start(replace(sum_, problem=short.problem), short, every, contents, budget) is not None
@@ -182,7 +182,7 @@ def _outside(short: Short) -> list[int]:
 
 
 def _position(short: Short, node: int) -> int:
-    """Where a node outside stands in the whole line: those at the right end of a fold are of its last block."""
+    """Place in the whole line of a node outside: those at the right end of a fold belong to its last block."""
     moved = sum((fold.count - 1) * fold.period for fold in short.folds if node in fold.right)
     return int(short.positions[node]) + moved
 
@@ -268,7 +268,7 @@ class _Chain:
         return min_plus.min_plus(parts, (len(self.least), len(first), second.shape[1]))
 
     def term(self) -> CostTerm:
-        """All blocks as one term over the nodes at the two ends, which pay for themselves elsewhere."""
+        """Term of all blocks over the nodes at the two ends, which pay for themselves elsewhere."""
         table = self.store.base(self.partial[-1].reshape([*self.counts, *self.counts]))
         return CostTerm((*self.fold.left, *self.fold.right), (*self.maps, *self.maps), table)
 

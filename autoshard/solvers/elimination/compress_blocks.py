@@ -58,7 +58,7 @@ class Short:
 
 
 def shortened(sum_: Additive, contents: Contents, rounds: int = ROUNDS) -> Short | None:
-    """None where nothing repeats often enough. `rounds`: see `Short`; the fewer, the less is left at the ends."""
+    """Short problem; None without enough repeats. `rounds`: see `Short`; the fewer, the less is left at the ends."""
     placed, block_runs = runs(sum_, contents)
     shared = np.array([len(value.consumers) > 1 for value in sum_.problem.values], bool)
     folds, pace = [], Pace(len(block_runs))
@@ -70,8 +70,8 @@ def shortened(sum_: Additive, contents: Contents, rounds: int = ROUNDS) -> Short
 
 
 def _fold(problem: Problem, placed: Line, run: BlockRun, shared: NDArray[np.bool_], rounds: int) -> Fold | None:
-    """The blocks whose every node has the same surroundings, cut where the fewest strategies meet. `start` is that of
-    the line still. `shared`: of each value whether it has several consumers."""
+    """Fold of the blocks whose every node has the same surroundings, split where the fewest strategies meet. `start` is
+    that of the line still. `shared`: of each value whether it has several consumers."""
     period = run.period * max(1, math.ceil(run.reach / run.period))
     low, high = run.start + (rounds + 1) * run.reach, run.stop - rounds * run.reach
     count = (high - low - run.period + 1) // period

@@ -34,7 +34,7 @@ class CostTerm(NamedTuple):
 
 
 class TableRecipe(NamedTuple):
-    """How elimination makes a table: add terms, minimise over one variable with `domain` strategies.
+    """Recipe for a table of the elimination: add terms, minimise over one variable with `domain` strategies.
 
     `unary`: (table, map) over that variable alone. `joint`: (table, axes), an axis being (slot, map); slot -1 is the
     eliminated variable, the others index `out`, the class maps of the result's axes.
@@ -137,7 +137,7 @@ def digest(array: NDArray[np.generic]) -> bytes:
 
 
 class Contents:
-    """Numbers for input arrays by content, looked at once per array object (their owners are kept alive).
+    """Numbers for input arrays by content, read once per array object (their owners are kept alive).
 
     `wide`: whether blocks made of them took large tables with all their strategies, whatever the prices were."""
 
@@ -148,7 +148,7 @@ class Contents:
         self._by_content: dict[bytes, int] = {}
 
     def also(self, owner: object) -> None:
-        """One more whose arrays are numbered."""
+        """Number the arrays of one more owner, too."""
         self._owners.append(owner)
 
     def number(self, array: NDArray[np.generic]) -> int:

@@ -1,8 +1,8 @@
-"""Which strategies are worth keeping, before elimination: exact reductions of the additive problem.
+"""Strategies worth keeping, before elimination: exact reductions of the additive problem.
 
 1. A strategy with an infinite entry, or without a finite partner over some value, goes (to a fixed point).
-2. A strategy goes where another of the same node is never more expensive, whatever everyone else does: its own cost
-   differs by at least what the values could make good (dead-end elimination). One optimum at least is kept.
+2. A strategy goes where another of the same node is never more expensive, whatever everyone else does: its cost differs
+   by at least what the values could make good (dead-end elimination). One optimum at least is kept.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def reduce(sum_: Additive, contents: Contents, allowed: Sequence[Integers] | Non
 
 
 def reduce_nearby(sum_: Additive, contents: Contents, rounds: int) -> list[Integers]:
-    """The same, weaker: what is kept of a node depends on nodes at most `rounds` values away, and on nothing else.
+    """Weaker reduction: what is kept of a node depends on nodes at most `rounds` values away, and on nothing else.
 
-    All nodes are looked at together in a round, each against what the others had before it.
+    All nodes are considered together in a round, each against what the others had before it.
     """
     arrays = {id(node.seconds): node.seconds for node in sum_.problem.nodes}
     finite_ = {key: np.flatnonzero(np.isfinite(seconds)) for key, seconds in arrays.items()}
@@ -81,8 +81,8 @@ def finite(problem: Problem, allowed: Sequence[Integers] | None = None) -> list[
 
 
 class _EndExcess(NamedTuple):
-    """What a value says of the strategies of a node at one end: `of[s]`, the layout of a strategy; `layouts`, those of
-    the kept ones; `least` of the layouts, by their places among these."""
+    """Excess over a value, by the strategies of a node at one end: `of[s]`, the layout of a strategy; `layouts`, those
+    of the kept ones; `least` of the layouts, by their places among these."""
 
     layouts: Integers
     of: Integers
@@ -90,7 +90,7 @@ class _EndExcess(NamedTuple):
 
 
 class _Comparisons:
-    """How much cheaper one strategy of a node can be than another over its values; equal questions are asked once.
+    """Comparisons: how much cheaper a node's strategy can be than another over its values; equal ones are made once.
 
     Lists `kept` are of arrays that `same` gave: alike nodes have one object, and are compared by its address.
     """
@@ -187,7 +187,7 @@ class _Comparisons:
 
 
 def _unaries(sum_: Additive) -> list[Floats]:
-    """What each node's strategies cost by themselves, equal arrays as one object."""
+    """Unary costs of each node's strategies; equal arrays are one object."""
     known: dict[tuple[int, int, float], Floats] = {}
     owns: dict[bytes, Floats] = {}
     costs = []

@@ -1,4 +1,4 @@
-"""Which encoding and which elimination order: the least work of a few that fit, or a bound that fits."""
+"""Choice of encoding and elimination order: the least work of a few that fit, or a bound that fits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def best(sum_: Additive, choices: Sequence[Integers], contents: Contents, budget
 def encodings(
     sum_: Additive, choices: Sequence[Integers], contents: Contents, budget: int, *, exact: bool = False
 ) -> Iterator[tuple[Store, Encoded]]:
-    """In the order in which they are worth trying. `exact`: those in which no value is relaxed alone."""
+    """Encodings in the order in which they are worth trying. `exact`: those in which no value is relaxed alone."""
     most = max((len(value.consumers) for value in sum_.problem.values), default=1)
     styles: list[Style] = ["product"]
     styles += ["gates"] if most > 1 else []

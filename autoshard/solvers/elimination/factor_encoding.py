@@ -64,7 +64,7 @@ class _KeptEnds:
 
 
 def has_hub(problem: Problem) -> bool:
-    """Whether a value has so many consumers that shares of it are worth trying."""
+    """True if a value has so many consumers that shares of it are worth trying."""
     return any(len(value.consumers) > MANY for value in problem.values)
 
 
@@ -227,18 +227,18 @@ class _Encoder:
                 self.add_term(pair, maps, self.store.base(taken), ((gate, case),))
 
     def rest(self, value: Value, i: int, j: int) -> float:
-        """What a byte costs that consumer i keeps longer than consumer j does."""
+        """Price of a byte while consumer i keeps it longer than consumer j does."""
         both = span_of((value.intervals[i], value.intervals[j]))
         until = both if len(value.intervals) == 2 else value.intervals[i]
         return max(0.0, charge(self.sum, until) - charge(self.sum, value.intervals[j]))
 
     def nested(self, value: Value) -> bool:
-        """Whether of any two spans the more expensive costs as much as the hull of both."""
+        """True if of any two spans the more expensive costs as much as the hull of both."""
         pairs = combinations(value.intervals, 2)
         return all(charge(self.sum, span_of(p)) <= max(charge(self.sum, p[0]), charge(self.sum, p[1])) for p in pairs)
 
     def add_split_bytes(self, v: int, ends: _KeptEnds) -> None:
-        """Each keeper pays an equal part of its bytes: exact for one keeper, a bound for more."""
+        """Split the price of bytes equally among keepers: exact for one keeper, a bound for more."""
         keepers = [i for i, span in enumerate(ends.value.intervals) if charge(self.sum, span)]
         if len(keepers) > 1:
             self.relaxed.append(v)
@@ -347,7 +347,7 @@ def _product(sum_: Additive, ends: _KeptEnds) -> Floats:
 
 
 def _kept_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int, shape: tuple[int, ...]) -> Floats:
-    """What it costs to keep consumer i's target over the hull of all that keep the same one, shape `shape`."""
+    """Cost of keeping consumer i's target over the hull of all that keep the same one, shape `shape`."""
     if not charge(sum_, hull(value)):
         return np.zeros((1,) * len(shape))
     start = np.full(shape, len(sum_.cumulative) - 1)

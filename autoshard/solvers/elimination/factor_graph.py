@@ -78,7 +78,7 @@ class TermGraph:
         return math.prod(self.domains[g] for g in {g for t in terms for g, _ in t.gates} if g != variable)
 
     def by_setting(self, variable: int, terms: Sequence[CostTerm]) -> Iterator[tuple[Gates, list[CostTerm]]]:
-        """Every setting of the other gates in `terms`, with the terms that count under it."""
+        """Settings of the other gates in `terms`, each with the terms that count under it."""
         gates = sorted({g for term in terms for g, _ in term.gates if g != variable}) if self.gates else []
         if not gates:
             yield (), list(terms)

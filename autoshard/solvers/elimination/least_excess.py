@@ -1,8 +1,8 @@
-"""How much more than another a row of a table costs at the least, over its columns: least[a, b] = min of row a - row b.
+"""Least excess of a row of a table over another, over its columns: least[a, b] = min of row a - row b.
 
 All pairs of n rows over m columns take n x n x m steps. Most pairs differ in a few columns: those in which row a is
 cheapest next to the others. Over these alone the least is an upper bound; only pairs whose bound leaves it open are
-looked at over all columns.
+compared over all columns.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def beaten(costs: Floats, parts: Sequence[tuple[LeastExcess, Integers]]) -> NDAr
 
 
 def _distinct_columns(pay: Floats) -> Floats:
-    """Without columns that equal an earlier one, as most do where bytes alone count: they say nothing more."""
+    """Table without columns that equal an earlier one, as most do if only bytes count: they add no information."""
     columns = np.ascontiguousarray(pay.T)
     first = {column.tobytes(): number for number, column in reversed(list(enumerate(columns)))}
     return pay if len(first) == len(columns) else np.ascontiguousarray(columns[sorted(first.values())].T)

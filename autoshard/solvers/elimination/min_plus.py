@@ -118,7 +118,7 @@ class TableView(NamedTuple):
 
 
 def _part(store: Store, number: int, axes: Sequence[tuple[int, int]], classes: Sequence[int]) -> TableView:
-    """A table with an axis (slot, map) of its own order, seen over the axes `classes` (maps at least as fine)."""
+    """A table with an axis (slot, map) of its separate order, seen over the axes `classes` (maps at least as fine)."""
     table = store.table(number)
     order = sorted(range(len(axes)), key=lambda position: axes[position][0])
     shape = [1] * len(classes)

@@ -101,7 +101,7 @@ def minimum_within(
 
 
 def out_of_reach(problem: Problem, contents: Contents, budget_entries: int) -> bool:
-    """Whether the tables of what repeats are above the budget, before any strategy is left out: soon known."""
+    """True if the tables of what repeats are above the budget before any strategy is left out: a quick check."""
     sum_ = additive(problem)
     short = shortened(sum_, contents)
     return short is not None and not foreseen(sum_, short, contents, budget_entries)

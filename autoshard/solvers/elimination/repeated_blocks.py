@@ -1,7 +1,7 @@
-"""Where a problem repeats itself: equal blocks of nodes, one after the other, such as the layers of a model.
+"""Repetition in a problem: equal blocks of nodes, one after the other, such as the layers of a model.
 
-Nodes stand in a line, in order of index, one that only produces just before its first consumer. Each gets a code of
-all it depends on: its own costs, and those of every value it takes part in with the distances to the other nodes. A
+Nodes stand in a line, in order of index, one that only produces just before its first consumer. Each gets a code of all
+that it depends on: its costs, and those of every value it takes part in with the distances to the other nodes. A
 stretch of the line whose codes recur at a fixed distance is a run. All in a few passes over integer arrays.
 """
 
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class _EndCodes:
-    """Every (value, node) pair: the producer of each value first, then all consumers, value by value."""
+    """Codes of every (value, node) pair: the producer of each value first, then all consumers, value by value."""
 
     producers: Integers
     consumers: Integers
@@ -186,7 +186,7 @@ def _value_codes(sum_: Additive, contents: Contents, ends: _EndCodes, placed: Li
 
 
 def _charges(sum_: Additive, spans: Integers) -> list[Integers]:
-    """What decides the price of a byte over each span, and over the hull of several."""
+    """Codes of each span's ends by price: they decide the price of a byte over it, and over the hull of several."""
     alive = spans[:, 0] < spans[:, 1]
     edges = np.where(alive[:, None], sum_.cumulative[np.where(alive[:, None], spans, 0)], -1.0)
     return [np.unique(edges[:, side], return_inverse=True)[1].reshape(-1) for side in (0, 1)]

@@ -29,7 +29,7 @@ class Around:
 
 
 def around(sum_: Additive, allowed: Sequence[Integers]) -> Around | None:
-    """None where more than a few nodes have a choice. Raises InfeasibleError where what is fixed is forbidden."""
+    """Subproblem; None if more than a few nodes have a choice. InfeasibleError where what is fixed is forbidden."""
     problem = sum_.problem
     free = {n for n, some in enumerate(allowed) if len(some) != 1}
     values = [v for v, value in enumerate(problem.values) if not free.isdisjoint((value.producer, *value.consumers))]

@@ -24,8 +24,8 @@ class Additive:
 
 
 def additive(problem: Problem, multipliers: Floats | None = None, scale: float = 1.0) -> Additive:
-    """Asserts what every solver relies on: values cost nothing negative, and no entry is a NaN. Each array is looked at
-    once; `validate.py` says what else a problem must be."""
+    """Additive problem. Asserts what solvers rely on: no cost of a value is negative, no entry a NaN. Each array is
+    read once; `validate.py` says what else a problem must be."""
     for value in {(id(value.seconds), id(value.bytes)): value for value in problem.values}.values():
         assert (value.seconds >= 0).all() and (value.bytes >= 0).all(), f"{value.name}: negative or NaN entries"
     for node in {(id(node.seconds), id(node.bytes)): node for node in problem.nodes}.values():
@@ -37,7 +37,7 @@ def additive(problem: Problem, multipliers: Floats | None = None, scale: float =
 
 
 def charge(sum_: Additive, interval: tuple[int, int]) -> float:
-    """What one byte costs that is alive over `interval`."""
+    """Price of one byte that is alive over `interval`."""
     start, stop = interval
     return float(sum_.cumulative[stop] - sum_.cumulative[start]) if start < stop else 0.0
 

@@ -1,12 +1,12 @@
 """Recursive bisection: a heuristic in near-linear time, for graphs of any width and 10^5 nodes.
 
-After the double recursion of MindSpore's "recursive_programming", but the graph is cut, not the device count: at the
+After the double recursion of MindSpore's "recursive_programming", but the graph is split, not the device count: at the
 level of the problem a choice is opaque. The nodes stand in a line (a stored tensor before its first consumer, a sink
 behind its producer). The line is cut near its middle, where the fewest values cross. The window around the cut is
-solved exactly (see minimise.py), given what is decided already and blind to what is beyond it; that decides the ends of
-the values that cross, and the two halves, then separate but for long values, are treated in the same way. A piece as
-small as a window is decided whole. Then every window is solved once more, all around it being known, and single nodes
-move where that is cheaper. Windows with equal content are solved once.
+solved exactly (see minimise.py), given what is decided already, without what is beyond it; that decides the ends of the
+values that cross, and the two halves, then separate but for long values, are treated in the same way. A piece as small
+as a window is decided whole. Then every window is solved once more, all around it being known, and single nodes move
+where that is cheaper. Windows with equal content are solved once.
 
 Memory: the same on node costs of seconds + price x bytes, the price found by bisection, then single moves
 (`memory_repair.py`).

@@ -6,7 +6,7 @@ After MindSpore's search_mode "sharding_propagation" (its annotated operators ar
   cheapest together with the best of its neighbours.
 - The queue holds the nodes next to decided ones, consumers before producers. A node whose producers are in the queue
   too waits for them once. It takes the choice with the least redistribution to its decided neighbours; ties by its own
-  cost. Without any pin there is no one's wish to spread: then the least of redistribution and own cost together.
+  cost. Without any pin there is nothing to propagate: then the least of redistribution and own cost together.
 - A conflict is a node whose decided neighbours would each have another choice, no choice being best for all: it takes
   the cheapest in total, and is reported.
 - A choice that leaves some other node without any is never taken (see `arc_consistency.py`). Overflow of memory is
@@ -196,7 +196,7 @@ class _Run:
         return demands
 
     def as_consumer(self, value: Value, position: int) -> Floats:
-        """What each target layout still costs: nothing where another consumer has it made already."""
+        """Cost of each target layout for this consumer: 0 where another one has it made already."""
         pay = value.seconds[value.source[self.choice[value.producer]]].copy()
         for i, (c, targets) in enumerate(zip(value.consumers, value.targets, strict=True)):
             if i != position and self.choice[c] >= 0 and math.isfinite(pay[targets[self.choice[c]]]):

@@ -1,4 +1,4 @@
-"""Seeded valid choices that are far from optimal on purpose: what verification runs beside the best plan.
+"""Seeded valid choices that are far from optimal on purpose: what verification runs in addition to the best plan.
 
 A random choice minimises random node costs where every allowed redistribution is free. Memory is left out.
 """

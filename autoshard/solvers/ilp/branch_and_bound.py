@@ -78,7 +78,7 @@ class _IntegerSearch:
         raise infeasible(self.problem, proven=self.exhausted)
 
     def offer(self, choice: Choice | None) -> bool:
-        """Takes a plan if it is allowed, fits and is better; says whether it fits."""
+        """Take a plan if it is allowed, fits and is better; True if it fits."""
         if choice is None or not fits(memory(self.problem, choice).max(initial=0.0), self.problem.capacity_bytes):
             return False
         value = objective(self.problem, choice)
@@ -114,12 +114,12 @@ class _IntegerSearch:
             choices = fewer
 
     def better_than(self, bound: float) -> None:
-        """Nothing better than the best plan is below `bound`; inf where nothing is left."""
+        """Raise the bound: nothing better than the best plan is below `bound`; inf where nothing is left."""
         self.exhausted |= math.isinf(bound)
         self.bound = max(self.bound, min(bound, self.value))
 
     def reached(self, bound: float) -> bool:
-        """Nothing above `bound` is better than the best plan known."""
+        """True if nothing above `bound` is better than the best plan known."""
         return math.isfinite(self.value) and self.value - bound <= ROUNDING * abs(self.value)
 
     def under_prices(self, choices: list[Integers]) -> list[Integers]:

@@ -1,8 +1,8 @@
 """The linear program through PuLP, for users with a solver of their own: `--ilp-engine pulp:CBC`, `pulp:GUROBI`.
 
-PuLP's `status` says "Optimal" where a time limit stopped a solver; `sol_status` distinguishes the two, and is read.
-A solver's own bound does not come back through PuLP: unless it says that its solution is optimal, the bound reported is
-that of dp's start.
+PuLP's `status` is "Optimal" where a time limit stopped a solver; `sol_status` distinguishes the two, and is read. A
+solver's own bound does not come back through PuLP: unless it reports that its solution is optimal, the bound reported
+is that of dp's start.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _solve(problem: Problem, options: Options) -> Solution:
 
 
 def available() -> list[str]:
-    """What may stand behind "pulp:" here."""
+    """Names that may follow "pulp:" here: solvers that are installed."""
     import pulp
 
     there = set(pulp.listSolvers(onlyAvailable=True))
@@ -157,7 +157,7 @@ class _PulpProgram:
             self.program += pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, rhs=bound)
 
     def solve(self, make: Callable[..., Any], clock: Clock, start: Choice | None) -> tuple[Floats | None, bool]:
-        """The integer columns, None without a solution; and whether the solver says that it is proven."""
+        """Integer columns, None without a solution; and True if the solver reports that it is proven."""
         import pulp
 
         if start is not None:

@@ -124,7 +124,7 @@ def with_prices(model: Linear, rows: Rows, prices: Floats) -> tuple[Linear, floa
 
 
 def expected(problem: Problem, model: Linear, x: Floats) -> Floats:
-    """Bytes alive over time under a fractional x, shape (horizon,): what its memory rows would say at the least."""
+    """Bytes alive over time under a fractional x, shape (horizon,): what its memory rows would be at the least."""
     delta = np.zeros(problem.horizon + 1)
     shares = [x[a:b] for a, b in zip(model.first[:-1], model.first[1:], strict=True)]
     for node, some, share in zip(problem.nodes, model.kept, shares, strict=True):

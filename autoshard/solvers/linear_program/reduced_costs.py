@@ -1,9 +1,9 @@
-"""What a choice costs at the least beyond the bound, from the reduced costs of a linear program: more than its own.
+"""Least cost of a choice beyond the bound, from the reduced costs of a linear program: more than its own.
 
 With dual prices, bound + sum of reduced costs of what a plan uses is at most its objective, and no reduced cost is
 below zero. So leaving some out is safe: on a spanning tree of the flows the least sum with node n in choice s is
-computed for all n and s in two passes, and a flow beside the tree still adds its own least at each end. Several trees
-say different things; each choice keeps the most that one of them said.
+computed for all n and s in two passes, and a flow outside the tree still adds its least at each end. Several trees give
+different bounds; each choice keeps the largest.
 
     excess(n, s) = min { sum of reduced costs r_j over the columns of a plan with x[n, s] = 1 }
                 >= r[n, s] + sum over neighbours m in the tree of min_{s'} ( r_z(s, s') + excess of m's side with s' )
@@ -88,7 +88,7 @@ class _Tree:
         return np.concatenate(below)
 
     def message(self, f: int, n: int, costs: Floats) -> Floats:
-        """What the choices of the other end of flow f cost at the least, given what those of node n cost."""
+        """Least costs of the choices at the other end of flow f, for `costs` of those of node n."""
         flow, table = self.flows[f], self.tables[f]
         if flow.producer == n:
             least = np.full(table.shape[0], np.inf)

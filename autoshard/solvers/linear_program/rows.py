@@ -104,7 +104,7 @@ def pairs(problem: Problem, choices: Sequence[Integers] | None = None) -> int:
 
 
 def linear(problem: Problem, choices: Sequence[Integers]) -> Linear:
-    """Without memory (see `memory_constraints.py`). `choices`: the choices of each node, ascending, arc-consistent."""
+    """Linear program without memory (see `memory_constraints.py`). `choices` a node: ascending, arc-consistent."""
     first = np.concatenate([[0], np.cumsum([len(some) for some in choices])]).astype(np.int64)
     cost = [np.concatenate([node.seconds[some] for node, some in zip(problem.nodes, choices, strict=True)])]
     blocks = _EqualBlocks(choices)
@@ -135,7 +135,7 @@ def linear(problem: Problem, choices: Sequence[Integers]) -> Linear:
 
 
 class _Block(NamedTuple):
-    """What a value adds: `own` to the cost of its ends' columns, new columns of cost `cost`, and rows.
+    """Contribution of a value: `own` to the cost of its ends' columns, new columns of cost `cost`, and rows.
 
     Local columns: the choices of the producer, of each consumer, then the new ones. 0 <= row <= `upper`.
     """
@@ -192,7 +192,7 @@ def _ends(value: Value, choices: Sequence[Integers]) -> _EndClasses:
 
 
 def _equal_rows(table: Floats) -> Integers:
-    """For each row the first one that is equal to it."""
+    """Index of the first equal row, for each row."""
     seen: dict[bytes, int] = {}
     return np.array([seen.setdefault(row.tobytes(), i) for i, row in enumerate(np.ascontiguousarray(table))])
 
@@ -203,7 +203,7 @@ def _block(ends: _EndClasses) -> _Block:
 
 
 def _additive(ends: _EndClasses) -> _Block | None:
-    """One consumer, and a cost that is a sum of one for each end; None where it is not."""
+    """Block of one consumer, if its cost is a sum of one for each end; None if it is not."""
     table = ends.seconds
     if len(ends.targets) > 1 or not np.isfinite(table).all():
         return None

@@ -1,7 +1,7 @@
-"""Where exact tables are too large, often because all layers read a few values, such as those of a rotary table.
+"""Relaxation for exact tables that are too large, often because all layers read a few values, as of a rotary table.
 
-Messages (`trws_layouts.Beliefs`) bound the problem and rank its choices; that over the best few of each node gives a
-plan.
+Messages (`trws_layouts.Beliefs`) bound the problem and rank its choices; the problem over the best few of each node
+gives a plan.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class LowMemoryPlans:
             self.seconds = min(column.seconds for column in dual.columns)
 
     def at_bound(self, *, roughly: bool = False) -> Choice | None:
-        """A plan at the bound, the fastest of these but for what is cut off; None where none is met.
+        """Plan at the bound, the fastest of these but for what is cut off; None where none is met.
 
         `roughly`: where that needs more than the bound at times that have no price, the leanest so far will do."""
         met = self._at_bound(self._folded)
@@ -112,8 +112,8 @@ class LowMemoryPlans:
         return rate * self.seconds / max(self.bound, 1.0) * self.prices
 
     def _folded(self, multipliers: Floats) -> Choice | None:
-        """Exact but for what is cut off; where its tables are too large, with readers of a value apart; where these
-        are, too, over few choices of each node."""
+        """Plan exact but for what is cut off; where its tables are too large, with readers of a value apart; where
+        these are, too, over few choices of each node."""
         solved: Minimum | Near | None = None if self.sketched else self._least(multipliers)
         solved = solved or solve_top_k(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
         choice = None if solved is None else self.shares.given_heads(self.problem, solved.choice, multipliers)

@@ -92,7 +92,7 @@ def memory_dual(problem: Problem, first: Column, budget: int) -> Dual:
     """The bound on the least peak in bytes, from the plan `first`, and the prices behind it, which add up to 1.
 
     Where all is paid at one time, plans that need the same there are alike, and what they need at others is any: the
-    dual would ask for one time after another. A little for every time tells them apart."""
+    dual would ask for one time after another. A small price at every time distinguishes them."""
     run = _LeastPeak(problem, first, budget)
     for _ in range(MOST_ROUNDS):
         if not run.round(run.spread()) or run.least - run.bound <= 2 * CLOSE * run.bound:

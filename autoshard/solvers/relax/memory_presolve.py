@@ -1,4 +1,4 @@
-"""What comes before an integer program, whoever solves it: a first plan, the choices worth keeping, times to limit."""
+"""Presolve of an integer program, whoever solves it: a first plan, the choices worth keeping, times to limit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Start(NamedTuple):
 
 
 def starting_plan(problem: Problem, options: Options) -> Start:
-    """What dp finds within a small budget, and until the clock is over.
+    """Plan, bound and prices that dp finds within a small budget, and until the clock is over.
 
-    `problem` is on condensed times. Raises InfeasibleError where it is proven that there is no plan.
+    `problem` is on condensed times. Raises InfeasibleError if it is proven that there is no plan.
     """
     budget = min(options.budget_entries or SOON_ENTRIES, SOON_ENTRIES)
     state, prices = Incumbent(problem), None

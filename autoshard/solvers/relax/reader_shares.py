@@ -81,7 +81,7 @@ class ReaderShares:
         return True
 
     def reached(self, problem: Problem, contents: Contents) -> Problem | None:
-        """What is apart; None where its tables are too large."""
+        """Problem with values apart by reader; None if its tables are too large."""
         part = self.apart(problem)
         contents.also(part)
         if not self.in_reach and out_of_reach(part, contents, FORESEEN * SOON_ENTRIES):
@@ -99,14 +99,14 @@ class ReaderShares:
         self.keep(choice)
 
     def offered(self, state: Incumbent, choice: Choice) -> bool:
-        """Leaves a plan, its heads chosen anew; whether it is allowed and fits."""
+        """Leaves a plan, its heads chosen again; True if it is allowed and fits."""
         choice = self.given_heads(state.problem, choice)
         self.keep(choice)
         return state.offer(choice)
 
     def given_heads(self, problem: Problem, choice: Choice, multipliers: Floats | None = None) -> Choice:
-        """What values with many readers are made of, and views of them, chosen anew for the readers of `choice`; at
-        these prices of bytes too."""
+        """Choice with the makers of values with many readers, and views of them, chosen again for the readers of
+        `choice`; at these prices of bytes too."""
         if not self.views:
             return self._heads(problem, choice, multipliers)
         linked = links(problem)
@@ -139,7 +139,7 @@ class ReaderShares:
         self.pool = [choice, *self.pool][:PLANS]
 
     def remember(self, choice: Choice) -> None:
-        """For limits to come."""
+        """Keep the choice for later limits."""
         if choice not in self.limited:
             self.limited = [*self.limited, choice][-PLANS:]
 
@@ -200,7 +200,7 @@ def _priced(problem: Problem, choice: Choice, multipliers: Floats | None) -> flo
 
 
 def _least_of(nodes: Sequence[int], choice: Choice, seconds: Callable[[int, Sequence[int]], Floats]) -> Choice:
-    """Each of the nodes, the last first, at the strategy of least `seconds`, given the node and the choice so far."""
+    """Choice with each of the nodes, the last first, at its strategy of least `seconds`, given the choice so far."""
     current = list(choice)
     for n in reversed(nodes):
         costs = seconds(n, current)

@@ -29,10 +29,10 @@ class _Once:
 
 
 def many(problem: Problem) -> tuple[frozenset[int], tuple[int, ...]]:
-    """The values that are always cut off, and of what they are made of the views: nodes that read nothing but values
-    with many readers, or what is made of such alone.
+    """The values that are always cut off, and the views among what they are made of: nodes that read only values with
+    many readers, or what is made of these alone.
 
-    A view that is read by several, such as each layer's own of a rotary table, would tie these together for little.
+    A view that is read by several, such as each layer's view of a rotary table, would tie these together for little.
     """
     read: list[list[int]] = [[] for _ in problem.nodes]
     produced: list[list[int]] = [[] for _ in problem.nodes]
@@ -65,7 +65,8 @@ def kinds(problem: Problem) -> list[int]:
 
 
 def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats], cut: Collection[int]) -> Problem:
-    """All values by pairs, without memory: bytes are in the seconds, at their price. Those of `cut` are cut off.
+    """Problem with values by pairs, without memory: bytes are in the seconds, at their price. Those in `cut` are cut
+    off.
 
     `kinds[v]`: the same of values with the same `shares`, of shape (readers, targets); even ones where absent.
     """
@@ -91,7 +92,7 @@ def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats], cu
 
 
 def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
-    """Only the values of `cut` are taken apart; all else as it is, to be minimised under the same prices.
+    """Problem with only the values of `cut` taken apart, to be minimised under the same prices.
 
     Their bytes count in the seconds, and so not where the scale is 0.
     """

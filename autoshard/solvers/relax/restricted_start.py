@@ -57,7 +57,7 @@ def ranking(problem: Problem, beliefs: Beliefs) -> list[Integers]:
 
 
 def kinds(problem: Problem) -> list[Hashable]:
-    """For each node what it shares with its like: its costs, and the tables of its values."""
+    """Key of each node, equal for alike nodes: its costs, and the tables of its values."""
     ends: list[list[tuple[int, int, int]]] = [[] for _ in problem.nodes]
     for value in problem.values:
         ends[value.producer].append((id(value.seconds), -1, id(value.source)))
@@ -67,7 +67,7 @@ def kinds(problem: Problem) -> list[Hashable]:
 
 
 def narrowed(problem: Problem, keep: Sequence[Integers]) -> Problem:
-    """Only the choices `keep[n]` of node n; what is equal and keeps the same goes on sharing arrays."""
+    """Problem with only the choices `keep[n]` of node n; what is equal and keeps the same goes on sharing arrays."""
     known: dict[Hashable, Any] = {}
 
     def part(array: Array, n: int) -> Array:
@@ -95,7 +95,7 @@ class Near(NamedTuple):
 
 
 def solve_top_k(problem: Problem, budget_entries: int, count: int = FEW) -> Near | None:
-    """None where nothing repeats, the few exclude each other, or their tables don't fit."""
+    """Plan over the first few choices; None where nothing repeats, they exclude each other, or tables don't fit."""
     few = top_k_choices(problem, count)
     if few is None:
         return None
@@ -128,7 +128,7 @@ def top_k_choices(problem: Problem, count: int, prices: Floats | None = None) ->
 
 
 def _stand_ins(short: Short) -> Integers:
-    """For each node of the whole problem the one of the short problem that stands for it."""
+    """Node of the short problem that stands for each node of the whole problem."""
     at = np.full(len(short.line.nodes), -1)
     at[short.positions] = np.arange(len(short.positions))
     for fold in short.folds:

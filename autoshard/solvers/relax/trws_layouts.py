@@ -17,7 +17,7 @@ numbers up to the largest met, `peak`, each off by half of eps, and N + E additi
 
 The step that it is made of:
 
-A node tells its neighbours what each of their choices costs at least on its side:
+A node sends its neighbours what each of their choices costs at least on its side:
 
     belief_n(x) = a_n(x) + sum over neighbours m of M_{m -> n}(x)
     M_{n -> m}(y) = min_x [ b_nm(x, y) + g_n belief_n(x) - M_{m -> n}(x) ]
@@ -84,7 +84,7 @@ class Beliefs:
         self.bound, self.rounds, self.peak = -np.inf, 0, self.penalty
 
     def table(self, v: int, value: Value, i: int) -> tuple[Floats, Floats]:
-        """What consumer i pays of the value by its shares; equal tables are one."""
+        """Cost that consumer i pays of the value by its shares; equal tables are one."""
         per_byte, shares = charge(self.sum, value.intervals[i]), self.shares[v][i]
         key = (id(value.seconds), per_byte, id(value.bytes) if per_byte else 0, shares.tobytes())
         if key not in self.tables:
@@ -95,7 +95,7 @@ class Beliefs:
         return self.tables[key]
 
     def round(self) -> float:
-        """One sweep each way; the bound so far."""
+        """Send one sweep each way; returns the bound so far."""
         count = len(self.unary)
         for nodes, send in ((range(count), self.after), (range(count - 1, -1, -1), self.before)):
             bound = sum(self._send(n, send[n]) for n in nodes)
@@ -104,7 +104,7 @@ class Beliefs:
         return self.bound
 
     def rounding(self, total: float) -> float:
-        """What the sum of a sweep may be off by."""
+        """Largest rounding error of the sum of a sweep."""
         operations = 4 * len(self.unary) + 6 * len(self.edges)  # with the additions to the sum
         return operations * float(np.finfo(self.kind).eps / 2) * (self.peak + abs(total))
 
@@ -131,7 +131,7 @@ class Beliefs:
         return send_messages(belief, self.share[n], edges, message, keep)
 
     def belief(self, n: int) -> Floats:
-        """What each choice of a node costs, up to a constant, as far as the messages tell."""
+        """Cost of each choice of a node, up to a constant, as far as the messages show."""
         total = self.unary[n].copy()
         for e in (*self.before[n], *self.after[n]):
             total += self.to_producer[e] if self.edges[e].producer == n else self.to_consumer[e]
@@ -185,7 +185,7 @@ def _least(costs: Floats, layouts: Integers, count: int) -> Floats:
 
 
 def _penalty(sum_: Additive, unaries: list[Floats]) -> float:
-    """In place of what is forbidden: more than any plan costs that is allowed. Bounds are then low, never too high."""
+    """Penalty for what is forbidden: more than any allowed plan costs. Bounds are then low, never too high."""
 
     def most(table: Floats) -> float:
         largest = float(table.max(initial=0.0))

@@ -56,8 +56,8 @@ def search(state: Incumbent, shares: ReaderShares, budget: int, loose: float, cl
 
 
 def _closed(state: Incumbent, beliefs: Beliefs, loose: float, clock: Clock) -> None:
-    """Without a limit no exact tables fit next to hubs: more rounds raise the bound, and what they rank first gives
-    better plans."""
+    """Close the gap without a limit, if no exact tables fit next to hubs: more rounds raise the bound, and what they
+    rank first gives better plans."""
     climb(state, beliefs, 0.0, ROUNDS, loose)
     if state.gap > loose:
         _free(state, state.problem, [some[:SOME] for some in ranking(state.problem, beliefs)])
@@ -119,12 +119,12 @@ class WideChoices:
         return beliefs
 
     def paid(self, prices: Floats) -> float:
-        """What these prices give for the capacity."""
+        """Price of the whole capacity at these prices."""
         return float(prices.sum()) * self.problem.capacity_bytes
 
     def within(self, few: list[Integers]) -> Floats | None:
         """Leaves the best plan within the limit over these choices and those of `plans`, to which it adds those that it
-        meets; gives the prices of bytes behind its bound. None where there is no plan."""
+        finds; returns the prices of bytes behind its bound. None where there is no plan."""
         state, problem = self.state, self.problem
         known = [choice for choice in (state.choice, state.near) if choice is not None]
         start = list(dict.fromkeys([*self.plans, *known]))
@@ -150,8 +150,8 @@ class WideChoices:
         return within.best
 
     def exactly(self, prices: Floats) -> bool | None:
-        """Leaves the bound of the least under prices over all choices, but for what is cut off, and its plan; whether
-        that was not met before. None where nothing repeats, so that tables are too large, or time is over."""
+        """Leaves the bound of the least under prices over all choices, but for what is cut off, and its plan; True if
+        that is new. None where nothing repeats, so that tables are too large, or time is over."""
         minimum = self.least(prices) if self.beliefs is None else None  # equal layers are one
         if minimum is None:
             return None
@@ -163,7 +163,7 @@ class WideChoices:
         return new
 
     def least(self, prices: Floats) -> Minimum | None:
-        """None where its tables or time don't suffice."""
+        """Least under the prices; None where its tables or time don't suffice."""
         part = reader_terms.without_hubs(additive(self.problem, prices), self.shares.cut)
         self.contents.also(part)
         return attempt(minimum_within, part, self.contents, multipliers=prices, budget_entries=self.budget)

@@ -22,8 +22,8 @@ _NOTHING = Sum(np.zeros(1), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.i
 class BlockSums:
     """Sums over the blocks of one stage. `seconds[kind]` and `bytes[kind]` are of the kind's points, `working[kind]`
     what one of them needs while it runs: the most over the blocks of the stage counts once. `dealt`: the kind that is
-    dealt out onto chunks, and for each of these, ascending, by what bytes beyond those of the kind's leanest point are
-    multiplied there."""
+    distributed over chunks, and for each of these, ascending, by what bytes beyond those of the kind's leanest point
+    are multiplied there."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class BlockSums:
         return seconds[best, np.arange(len(counts))], best
 
     def points(self, counts: Integers, room: int) -> list[list[int]]:
-        """For each kind, the points of its blocks in the least way, ascending. `counts` by kind, of what fits in the
-        `room` that `least_and_room` says."""
+        """Points of each kind's blocks in the least way, ascending. `counts` by kind, of what fits in the `room` from
+        `least_and_room`."""
         return self.rooms[room].chosen(counts)
 
 

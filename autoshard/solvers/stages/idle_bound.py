@@ -1,20 +1,20 @@
-"""What a stage of one chunk waits for in any order, because its memory holds so many micro-batches and no more.
+"""Least waits of a stage of one chunk in any order, because its memory holds only so many micro-batches.
 
 A stage that holds K micro-batches runs at most K forwards before its first backward, which comes no sooner than a
-micro-batch has passed all stages after it, in D seconds both ways. So before that backward the stage waits at least
-D - (K - 1) f. After its last forward at most K backwards are left, and that forward's own comes D later: the stage
-waits at least D - (K - 1) b. With fewer than all micro-batches held, the last forward is after the first backward, and
-both waits count. Keeping less lets a stage hold more micro-batches, at the price of computing again: of all K the best
-is taken, for each range of blocks.
+micro-batch has passed all stages after it, in D seconds both ways. So the stage waits at least D - (K - 1) f before it.
+After its last forward at most K backwards are left, and that forward's own comes D later: the stage waits at least
+D - (K - 1) b. With fewer than all micro-batches held, the last forward is after the first backward, and both waits
+count. Keeping less lets a stage hold more micro-batches, at the price of recompute: of all K the best is taken, for
+each range of blocks.
 
-What a device waits for after its last backward: collectives that run once a step, each as its block's backward ends.
+Waits of a device after its last backward: collectives that run once a step, each as its block's backward ends.
 
 Blocks end in the reverse of the model's order, and their collectives take turns. So after the backward of block j, with
 the blocks before it still to run, those of blocks 0 to j are left:
 
     exposed >= max over j of (sum_{i <= j} late_i - sum_{i < j} backward_i)
 
-Of what is hidden the backward that it is hidden beside takes a part longer.
+The backward that hides a collective takes a part of what it hides longer.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _least_after(table: list[Floats]) -> list[Floats]:
 
 
 def late_seconds(late: Sequence[float] | Floats, backward: Sequence[float] | Floats, beside: float) -> Floats:
-    """[k]: of the first k blocks, exactly where each has a collective; `beside`: the part of what is hidden."""
+    """Exposed seconds [k] of the first k blocks, exact if each has a collective; `beside`: part of what is hidden."""
     total, hidden = (np.concatenate([[0.0], np.cumsum(seconds)]) for seconds in (late, backward))
     exposed = np.concatenate([[0.0], np.maximum.accumulate(np.maximum(total[1:] - hidden[:-1], 0.0))])
     unhidden: Floats = exposed + min(beside, 1.0) * (total - exposed)

@@ -1,13 +1,13 @@
-"""What a stage of several chunks surely holds, however unequal these are; and what blocks of any stage surely work with
-beside all that their part keeps.
+"""Least memory of a stage of several chunks, however unequal these are, and of what blocks of any stage work with in
+addition to all that their part keeps.
 
 As the last forward runs, which is the last chunk's, n_c micro-batches of each chunk c are in flight. Its blocks are as
 many of each chunk, so of what all of them keep at their leanest the mean of n_c counts; what some keep more may be in
-the chunk of which fewest are in flight. Blocks before and after those that are dealt out are in the first and the last
-chunk. One block of the last chunk works meanwhile.
+the chunk of which fewest are in flight. Blocks before and after those that are distributed are in the first and the
+last chunk. One block of the last chunk works meanwhile.
 
-While a block runs, those after it keep nothing. So of a part's last block all that it works with is beside what the
-part keeps; of one before it, what it works with less what those after it keep.
+While a block runs, those after it keep nothing. So a part's last block adds all that it works with to what the part
+keeps; one before it adds that less what those after it keep.
 
 The least that the fullest stage can hold: a dynamic program over cuts, each block at its leanest point.
 """
@@ -36,7 +36,7 @@ class Live(Protocol):
 
 def least_held(problem: StageProblem, values: Sequence[Live], working: Floats) -> StageProblem:
     """`problem` of several chunks with bytes that no plan has less of, on any stage. Of each stage, as its last forward
-    runs: its `values`, and bytes that its block works with beside all that is kept."""
+    runs: its `values`, and bytes that its block works with in addition to all that is kept."""
     start, stop = problem.run
     run = problem.line[start]
     chunk_live = np.array([value.live for value in values], float)
@@ -110,7 +110,7 @@ _INF = float("inf")
 
 
 def least_bytes(problem: StageProblem, beside: Floats) -> float:
-    """Least bytes of the fullest stage, whatever its capacity; `beside[stage]` comes to its blocks' own. Infinite where
+    """Least bytes of the fullest stage, whatever its capacity; `beside[stage]` is added to its blocks'. Infinite where
     no cut is allowed. Exact for `bytes_of` (stage_problem)."""
     places = cut_places(problem)
     counts = block_counts(problem.line, len(problem.fronts))[places]

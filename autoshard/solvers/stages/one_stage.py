@@ -18,7 +18,7 @@ _MOST = 20_000  # plans that are followed at once
 
 
 class RunningBlock(NamedTuple):
-    """By point. `beside`: what is held as it runs, but for what it and those before it keep."""
+    """Running block, by point. `beside`: what is held as it runs, but for what it and those before it keep."""
 
     seconds: Floats
     kept: Floats

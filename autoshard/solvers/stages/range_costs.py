@@ -19,8 +19,8 @@ class RangeCosts:
     """Costs of ranges of blocks, for one way to count a point: `share` of its micro-batch's seconds and sends, and
     `tail` times its tail.
 
-    Ranges begin and end where cuts may be (`places`, positions in the line, first and last with them); on each stage
-    they are tables by (place of the end, how many places it is long).
+    Ranges begin and end at allowed cut points (`places`, positions in the line, first and last with them); on each
+    stage they are tables by (place of the end, how many places it is long).
     """
 
     def __init__(self, problem: StageProblem, share: float, tail: float) -> None:
@@ -135,8 +135,8 @@ def block_counts(line: tuple[int, ...], kinds: int) -> Integers:
 
 
 def cut_places(problem: StageProblem) -> list[int]:
-    """Where stages may begin and end. With several chunks each takes as much of the run of equal blocks as the others:
-    what stands before the run is the first part's, what stands after it the last part's."""
+    """Places where stages may begin and end. With several chunks, each takes equally much of the run of equal blocks:
+    what is before the run belongs to the first part, what is after it to the last part."""
     blocks = len(problem.line)
     if problem.chunks == 1:
         return list(range(blocks + 1))

@@ -1,4 +1,4 @@
-"""Below every plan of a stage problem, before it is solved: how much of the line its stages can hold in a given time.
+"""Lower bound on every plan of a stage problem, before it is solved: how much of the line stages can hold in a time.
 
 The content of a block is its seconds at its fastest point. What a stage holds in t seconds and its room R is at most
 the linear program  max sum g x,  sum t_p x <= t,  sum b_p x <= R,  x >= 0  over the points of all blocks; by duality at
@@ -21,7 +21,7 @@ _INF = float("inf")
 
 
 class RoomBound:
-    """Both bounds are infinite where the stages' memory can't hold the line in any time."""
+    """Lower bounds, infinite where the stages' memory can't hold the line in any time."""
 
     def __init__(self, problem: StageProblem) -> None:
         self.problem = problem
@@ -52,7 +52,7 @@ class RoomBound:
 
     @cached_property
     def slowest_seconds(self) -> float:
-        """Below what a micro-batch takes on the slowest stage, its sends with it."""
+        """Lower bound on a micro-batch's seconds on the slowest stage, its sends included."""
         if (self.room < 0).any():
             return _INF
         limit = (self.whole + float(self.sent.sum())) / self.problem.stages
@@ -69,14 +69,14 @@ class RoomBound:
 
     @property
     def form_seconds(self) -> float:
-        """Below the closed form."""
+        """Lower bound on the closed form."""
         chunks = self.problem.chunks
         total = (self.whole + float(self.sent.sum())) * (1 - ROUNDING)
         return total / chunks + (self.problem.micro_batches - 1 / chunks) * self.slowest_seconds
 
     @cached_property
     def step_seconds(self) -> float:
-        """Below the step in any order of undivided forwards and backwards: a stage has its first input once a
+        """Lower bound on the step in any order of undivided forwards and backwards: a stage has its first input once a
         micro-batch has passed those before it."""
         limit = self.problem.micro_batches * self.slowest_seconds
         for _ in range(MOST_ROUNDS):

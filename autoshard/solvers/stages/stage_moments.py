@@ -1,4 +1,4 @@
-"""When a stage may be fullest: how many micro-batches of each chunk it holds then, and what of sends."""
+"""Moments at which a stage may be fullest: how many micro-batches of each chunk it holds then, and which sends."""
 
 from __future__ import annotations
 

@@ -214,8 +214,8 @@ def _first(problem: StageProblem, costs: RangeCosts) -> tuple[Floats, Floats]:
 
 
 def _behind(busy: Floats, passing: Floats, after: Floats) -> Floats:
-    """From each place: the least, over ranges that begin there, of what is longer: the stage busy, or the others after
-    a micro-batch has passed it. Shapes: [end, length], and [place]."""
+    """Least from each place, over ranges that begin there, of the longer: the stage busy, or the others after a
+    micro-batch has passed it. Shapes: [end, length], and [place]."""
     every = np.maximum(busy, passing + after[:, None])
     least = np.full(len(busy), _INF)
     end, length = np.nonzero(np.isfinite(every))

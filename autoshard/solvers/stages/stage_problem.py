@@ -50,10 +50,10 @@ class StageProblem:
     until it is sent. `allowed[s, k]`: may block k be on stage s; with one chunk only.
 
     `chunk_live[s, c]`: micro-batches that hold what a point of chunk c keeps more than the leanest of its kind; where
-    it is None, as many as `live`. A stage that holds more micro-batches
-    than its schedule has, in another order, has `handed_bytes[s]` less for each, and `of_order_bytes[s]` more.
+    it is None, as many as `live`. A stage that holds more micro-batches than its schedule has, in another order, has
+    `handed_bytes[s]` less for each, and `of_order_bytes[s]` more.
 
-    `late_beside`: of a block's `late_seconds`, as far as they are hidden, what the backward beside them takes longer.
+    `late_beside`: of a block's `late_seconds`, as far as hidden, what the backward that hides them takes longer.
 
     `stage_fronts[s]`: the fronts of stage s, where stages are of several kinds of devices; with one chunk only. Then
     `fronts` have of every point the least that any stage has.
@@ -79,17 +79,17 @@ class StageProblem:
         assert not ranged or self.chunks == 1, "ranges of the line are no stages where chunks take turns"
 
     def of_stage(self, stage: int) -> tuple[Front, ...]:
-        """By kind of block."""
+        """Fronts of a stage by kind of block."""
         return self.stage_fronts[stage] if self.stage_fronts else self.fronts
 
     @property
     def every_front(self) -> tuple[tuple[Front, ...], ...]:
-        """By kind of device, then of block."""
+        """Fronts by kind of device, then of block."""
         return tuple(dict.fromkeys(self.stage_fronts)) or (self.fronts,)
 
     @property
     def run(self) -> tuple[int, int]:
-        """The longest run of equal blocks, [start, stop): with several chunks, it is what is dealt out."""
+        """Longest run of equal blocks, [start, stop): with several chunks, these are distributed over them."""
         edges = [0, *(k for k in range(1, len(self.line)) if self.line[k] != self.line[k - 1]), len(self.line)]
         return max(pairwise(edges), key=lambda span: (span[1] - span[0], -span[0]))
 
@@ -100,14 +100,14 @@ class StageProblem:
         return seconds
 
     def point_bytes(self, stage: int) -> list[Floats]:
-        """By kind: of each point, with all that the stage's live micro-batches keep. With `chunk_live`, what a point
-        keeps more counts as in the chunk that has least of it."""
+        """Bytes by kind of each point, with all that the stage's live micro-batches keep. With `chunk_live`, what a
+        point keeps more counts as in the chunk that has least of it."""
         live = float(self.live[stage])
         more = live if self.chunk_live is None else float(self.chunk_live[stage].min())
         return [point_bytes(front, live, more) for front in self.of_stage(stage)]
 
     def chunk_ratios(self, stage: int) -> Floats | None:
-        """For each chunk, what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
+        """Ratio for each chunk: what a point's bytes are beyond the leanest's in place of those of `point_bytes`."""
         if self.chunk_live is None or self.chunk_live[stage].min() <= 0:
             return None
         ratios: Floats = self.chunk_live[stage] / self.chunk_live[stage].min()
@@ -121,8 +121,8 @@ class StageProblem:
         return float(self.capacity_bytes[stage] + (of_order[stage] if more > 0 else 0.0) - more * handed[stage])
 
     def sends(self, stage: int) -> tuple[int, int]:
-        """How often a stage hands a micro-batch on, forward and backward: the last part has nobody after it, the first
-        nobody before."""
+        """Number of times that a stage hands a micro-batch on, forward and backward: the last part has nobody after it,
+        the first nobody before."""
         if self.stages == 1:
             return 0, 0
         return self.chunks - (stage == self.stages - 1), self.chunks - (stage == 0)

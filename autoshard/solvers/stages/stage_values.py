@@ -1,4 +1,4 @@
-"""What a stage of a pipeline holds, of what stages give each other, when it is fullest: counted, not in bytes.
+"""Number of values exchanged between stages that a stage of a pipeline holds when it is fullest: a count, not bytes.
 
 The least sum over all stages, whatever the slowest takes: each block at one point, within the stages' memory.
 """
@@ -19,11 +19,11 @@ from autoshard.solvers.stages.stage_problem import StagePlan, StageProblem
 
 
 class StageValues(NamedTuple):
-    """As the last forward of a step runs, before which most is in flight.
+    """Values as the last forward of a step runs, before which most is in flight.
 
     `live[chunk]`: micro-batches whose forward has run and whose backward has not, this forward's with them. `inputs`:
     buffers of inputs beyond those of the micro-batches in flight. `outputs`, of each of which something is handed on;
-    `gradients` received. `sent` has what torch holds of sends beside outputs in flight (`StepCosts.sent_bytes`).
+    `gradients` received. `sent`: what torch holds of sends, without outputs in flight (`StepCosts.sent_bytes`).
     """
 
     live: tuple[int, ...]
@@ -34,7 +34,7 @@ class StageValues(NamedTuple):
 
     @property
     def beside(self) -> int:
-        """All but what blocks keep, an input of each micro-batch in flight with it."""
+        """Number of all values but what blocks keep, which includes an input of each micro-batch in flight."""
         return self.inputs + self.outputs + self.gradients + self.sent
 
 

@@ -1,4 +1,4 @@
-"""Every rank's own tensors against its part of the reference, by the layouts of the plan."""
+"""Compares every rank's tensors with its part of the reference, by the layouts of the plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class RankStep:
-    """One optimizer step as one rank saw it; parameters and buffers are those after it, local."""
+    """One optimizer step as one rank saw it: local tensors, parameters and buffers as they are after it."""
 
     outputs: tuple[Any, ...]
     norm: float
@@ -31,7 +31,7 @@ class RankStep:
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank hands back; tensors are local and go by their names in the original state dict."""
+    """Result of one rank; tensors are local and have their names of the original state dict."""
 
     gradients: State  # of the first step, reduced, before clipping
     steps: tuple[RankStep, ...]
@@ -39,7 +39,7 @@ class RankResult:
 
 
 def local_part(full: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> torch.Tensor:
-    """What `rank` holds of `full`, by the definition of layouts (not by the runtime's own arithmetic)."""
+    """Part of `full` that `rank` holds, by the definition of layouts (not by the runtime's arithmetic)."""
     for dim, size in enumerate(local_sizes(full.shape, layout, mesh)):
         if size.shards:
             runs = size.intervals(mesh, mesh.coordinates(rank))
@@ -51,7 +51,7 @@ def local_part(full: torch.Tensor, layout: Layout, mesh: Mesh, rank: int) -> tor
 def compare_ranks(
     program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
 ) -> Iterator[Error]:
-    """The error of every tensor of every rank, outputs first. `noise`: what rounding may do."""
+    """Error of every tensor of every rank, outputs first. `noise`: allowance for rounding."""
     assert len(results) == program.mesh.size
     noise = noise or Noise({}, tuple(StepNoise() for _ in reference.steps))
     yield from _outputs(program, reference, results, noise)
@@ -62,7 +62,7 @@ def compare_ranks(
 def compare_stages(
     program: Program, reference: Reference, results: Sequence[RankResult], noise: Noise | None = None
 ) -> Iterator[Error]:
-    """The same of all stages: each by what it holds, the last by the loss."""
+    """Error of every tensor of all stages: each stage's own tensors, and the loss on the last."""
     if not gives_loss_alone(program):
         yield from compare_ranks(program, reference, results, noise)
         return
@@ -74,12 +74,12 @@ def compare_stages(
 
 
 def gives_loss_alone(program: Program) -> bool:
-    """Does a step give no other output? Those of stages, and of unequal shares of the batch, stay where they are."""
+    """Does a step return the loss alone? Other outputs stay in place with stages or unequal shares of the batch."""
     return bool(program.step.parts or program.step.batch_shares)
 
 
 def stage_views(program: Program) -> Iterator[tuple[int, Program]]:
-    """(stage, the program with what that stage holds, and the loss where it makes it), the last first."""
+    """Pairs (stage, program with what that stage holds, and the loss if it computes it), the last stage first."""
     parts, step = stage_programs(program), program.step
     for stage in reversed(range(step.stages)):
         whole = program.of_stage(stage)
@@ -97,7 +97,7 @@ def stage_views(program: Program) -> Iterator[tuple[int, Program]]:
 
 
 def _losses(reference: Reference, count: int, position: int) -> Reference:
-    """With no other output."""
+    """The reference with the loss as its only output."""
     steps = [replace(step, outputs=step.outputs[position::count]) for step in reference.steps]
     return replace(reference, steps=tuple(steps), evaluation=reference.evaluation[position:][:1])
 
@@ -144,12 +144,12 @@ def _stored(
 
 
 def by_name(state: Mapping[str, _Value], parameter: ProgramParameter) -> _Value | None:
-    """What is under its path or any of its ties."""
+    """Entry of `state` under the parameter's path or any of its ties; None if there is none."""
     return next((state[name] for name in (parameter.path, *parameter.ties) if name in state), None)
 
 
 def unsplit(actual: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor | None:
-    """A blocked parameter is held unflattened: the same elements in the same order."""
+    """Tensor in the shape of `part`. A blocked parameter is held unflattened: the same elements in the same order."""
     if actual is None or actual.numel() != part.numel():
         return actual
     return actual.reshape(part.shape)
@@ -170,7 +170,7 @@ def _all(
     kind: str, program: Program, names: Sequence[str], expected: Sequence[torch.Tensor],
     actual: Sequence[Sequence[torch.Tensor]], where: tuple[int, float], noise: Sequence[float],
 ) -> Iterator[Error]:  # fmt: skip
-    """Each output of each rank. `where`: the step, and the largest of their kind."""
+    """Error of each output of each rank. `where`: the step, and the largest magnitude of their kind."""
     for position, name in enumerate(names):
         locals_ = [outputs[position] if position < len(outputs) else None for outputs in actual]
         label = "loss" if name == program.loss else program.value(name).tensor
@@ -181,7 +181,7 @@ def _all(
 
 
 def _summed(locals_: Sequence[torch.Tensor | None], layout: Layout, mesh: Mesh) -> list[torch.Tensor | None]:
-    """Each rank's value with the axes on which it is partial summed."""
+    """Each rank's value, summed over the axes on which it is partial."""
     partial = [axis for axis, placement in enumerate(layout.placements) if isinstance(placement, Partial)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.size):

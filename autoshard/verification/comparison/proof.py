@@ -1,4 +1,4 @@
-"""The outcome of a verification, for people and for programs."""
+"""Outcome of a verification, for people and for programs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autoshard.verification.comparison.tolerances import OWN, THRESHOLD, Error, 
 class Proof:
     """Largest relative errors per kind, over all ranks and steps. `seconds` is wall time.
 
-    `reduced` lists (argument, size verified at, size planned for), `planned_mesh` the mesh that a shorter one stands
-    for; `unverified` says in words what was left out, `notes` what else the run was like, `started` how the package's
-    train.py ran by itself.
+    `reduced` lists (argument, size verified at, size planned for); `planned_mesh` is the mesh that a shorter one stands
+    for; `unverified` explains what was left out, `notes` describe the run, `started` how the package's train.py ran by
+    itself.
     """
 
     mesh: str
@@ -41,7 +41,7 @@ class Proof:
 
     @property
     def failure(self) -> str:
-        """One sentence that names the tensor where it begins, its rank and its error; "" where all is well."""
+        """Sentence that names the tensor where the failure begins, its rank and its error; "" if nothing failed."""
         if self.crash:
             return f"verification failed: {self.crash}"
         if self.first_failure is not None:
@@ -87,7 +87,7 @@ def _worst_dict(kind: Worst) -> dict[str, Any]:
 
 
 def proof_text(proof: Proof) -> str:
-    """A short table: a line a kind, then what was not verified."""
+    """Short table: a line for each kind, then what was not verified."""
     verdict = "verified" if proof.passed else "NOT verified"
     how = counted(proof.ranks, "gloo process" if proof.backend == "gloo" else "device")
     how += " in lock-step" * (proof.backend == "lockstep")

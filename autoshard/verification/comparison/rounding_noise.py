@@ -1,4 +1,4 @@
-"""How far rounding alone moves each tensor of the reference: gradients that are truly zero hold nothing else."""
+"""Measures how far rounding alone moves each tensor of the reference: gradients that are truly zero hold only that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepNoise:
 
 @dataclass(frozen=True)
 class Noise:
-    """`gradients` are the first step's."""
+    """Noise of all steps; `gradients` are the first step's."""
 
     gradients: Mapping[str, float]
     steps: tuple[StepNoise, ...]
@@ -50,7 +50,7 @@ def measure_noise(
     reference: Reference,
     literal: torch.dtype,
 ) -> Noise:
-    """Trains `module`, set back to where the reference began, from a state and batches that differ in the last bits."""
+    """Trains `module`, reset to the reference's start, from a state and batches that differ in the last bits."""
     for name in refilled(module, reference.buffers):
         owner, _, last = name.rpartition(".")
         setattr(module.get_submodule(owner), last, reference.buffers[name].clone())
@@ -71,7 +71,7 @@ def measure_noise(
 
 
 def amplified(reference: Reference, noise: Noise) -> tuple[str, ...]:
-    """A note on the step whose outputs are compared most loosely; none where the threshold is all that is allowed."""
+    """Note on the step whose outputs have the loosest tolerance; none if only the threshold is allowed."""
     scale = largest(output for step in reference.steps for output in step.outputs)
     allowed = [
         (allowed_noise(difference, scale, number) / scale, number)

@@ -1,7 +1,7 @@
-"""The error measure: max|a-b| / max(max|b|, 1e-6 of the largest of its kind), and what fails it.
+"""Error measure: max|a-b| / max(max|b|, 1e-6 of the largest of its kind), and what fails it.
 
-What rounding alone may do to a tensor (see `noise`) is allowed, up to 1e-7 of the largest of its kind; after the first
-step, which no optimizer has amplified, up to 1e-5.
+The effect of rounding alone on a tensor (see `noise`) is allowed, up to 1e-7 of the largest of its kind; after the
+first step, which no optimizer has amplified, up to 1e-5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("output", EVALUATION, "gradient", "parameter", "buffer", OWN)
 
 @dataclass(frozen=True)
 class Error:
-    """One compared tensor. `error` is relative and inf where `problem` says why it could not be compared."""
+    """One compared tensor. `error` is relative; it is inf if `problem` says why the tensor could not be compared."""
 
     kind: str
     name: str
@@ -64,7 +64,7 @@ def largest(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def allowed_noise(noise: float, scale: float, step: int) -> float:
-    """The absolute difference that is put down to rounding."""
+    """Absolute difference that counts as rounding."""
     return min(noise, (MOST_NOISE if step == 1 else MOST_NOISE_LATER) * scale)
 
 

@@ -1,6 +1,6 @@
-"""Batches from the model's own example inputs: their values keep their meaning, their samples change places.
+"""Builds batches from the model's example inputs: values keep their meaning, samples change places.
 
-Only what says nothing (one number everywhere) is drawn: equal samples would hide faults.
+Only what carries no information (one number everywhere) is drawn: equal samples would hide faults.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ IGNORED = torch.nn.CrossEntropyLoss().ignore_index
 
 @dataclass(frozen=True)
 class IntegerRange:
-    """What an integer input means: indices in [0, high); labels with this `ignored` value where it is not None."""
+    """Meaning of an integer input: indices in [0, high), or labels with this `ignored` value if it is not None."""
 
     high: int
     ignored: int | None = None
 
 
 def given_inputs(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The examples as they are, floating ones in float64."""
+    """The unchanged examples, floating ones in float64."""
     return [x.double() if x.is_floating_point() else x.clone() for x in examples]
 
 
 def at_shapes(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The examples at the dynamic sizes of the graph, but for the number of samples: along other dims their own numbers
-    over and over, or some of them."""
+    """Examples at the dynamic sizes of the graph, except for the number of samples: along other dims their numbers are
+    repeated or truncated."""
     places = {(name, dim) for size in graph.dynamic for name, dim in size.dims if dim}
     shaped = []
     for name, x in zip(graph.inputs, examples, strict=True):
@@ -45,8 +45,8 @@ def at_shapes(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tens
 
 
 def at_batch(graph: Graph, examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The examples with as many samples as the graph has. Further samples are those there are, changed: numbers that a
-    sample has once change places, floating ones move along its last dim."""
+    """Examples with as many samples as the graph has. Further samples are modified copies: numbers that occur once in a
+    sample change places, floating ones move along its last dim."""
     return [
         x if not x.dim() or len(x) == (count := graph.tensor(name).shape[0]) else _samples(x, count, generator(0, name))
         for name, x in zip(graph.inputs, examples, strict=True)
@@ -69,8 +69,8 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
 
     All inputs change the order of their samples (dim 0) alike. Equal samples are made different: an input that is one
     number everywhere, or out of its range, is drawn (integers from the range of the embedding or loss that they reach);
-    of equal rows of integers, those numbers that a row has once change places in it, as words may and a padding or
-    image token may not. Some labels are ignored, of each sample another share.
+    in equal rows of integers, the numbers that occur once in a row change places, as words may and a padding or image
+    token may not. Some labels are ignored, a different share in each sample.
     """
     ranges = integer_ranges(graph)
     order = _order(examples, generator(seed, "samples"))
@@ -81,7 +81,7 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
 
 
 def varied_micro_batch(graph: Graph, examples: Sequence[torch.Tensor], seed: int, number: int) -> list[torch.Tensor]:
-    """The inputs of micro-batch `number` of a step, of which each has other labels ignored than the last."""
+    """Inputs of micro-batch `number` of a step; each micro-batch has other labels ignored than the last."""
     ranges = integer_ranges(graph)
     inputs = varied_inputs(graph, examples, seed + 1000 * number)
     for position, name in enumerate(graph.inputs):
@@ -92,7 +92,7 @@ def varied_micro_batch(graph: Graph, examples: Sequence[torch.Tensor], seed: int
 
 
 def _with_fewer(labels: torch.Tensor, ignored: int, number: int) -> torch.Tensor:
-    """Of those that count, each second of micro-batch 1, each third of micro-batch 2, … is ignored, too."""
+    """Labels with more ignored: of those that count, every second in micro-batch 1, every third in micro-batch 2, …"""
     flat = labels.clone().reshape(-1)
     counted = (flat != ignored).nonzero().view(-1)
     flat[counted[1 :: number + 1]] = ignored
@@ -100,7 +100,7 @@ def _with_fewer(labels: torch.Tensor, ignored: int, number: int) -> torch.Tensor
 
 
 def _order(examples: Sequence[torch.Tensor], source: torch.Generator) -> torch.Tensor | None:
-    """A new order of the samples; None where the inputs do not all have as many."""
+    """New order of the samples; None if the inputs do not all have as many."""
     counts = {len(example) for example in examples if example.dim()}
     if len(counts) != 1 or not all(example.dim() for example in examples):
         return None
@@ -123,7 +123,7 @@ def _varied(example: torch.Tensor, meaning: IntegerRange | None, source: torch.G
 
 
 def _outside(example: torch.Tensor, meaning: IntegerRange) -> bool:
-    """Examples that the model itself could not take: a capture needs their shapes alone."""
+    """Is the example out of the model's range? It may be, as a capture needs only its shape."""
     ignored = example == meaning.ignored if meaning.ignored is not None else torch.zeros_like(example, dtype=torch.bool)
     return bool((((example < 0) | (example >= meaning.high)) & ~ignored).any())
 
@@ -137,21 +137,21 @@ def _equal_rows(example: torch.Tensor) -> bool:
 
 
 def _placeholder(example: torch.Tensor) -> bool:
-    """Numbers that say nothing: one everywhere, or equal samples that are no mask."""
+    """Does the example carry no information: one number everywhere, or equal samples that are no mask?"""
     if _constant(example):
         return bool(torch.isfinite(example).all())
     return _equal_rows(example) and bool(torch.isfinite(example).all()) and len(example.unique()) > 2
 
 
 def _drawn(example: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Normal numbers of the same mean and spread; probabilities stay probabilities."""
+    """Normal numbers with the example's mean and spread; probabilities stay probabilities."""
     spread = float(example.std()) if example.numel() > 1 else 0.0
     values = float(example.mean()) + (spread or 1.0) * torch.randn(example.shape, generator=source, dtype=torch.float64)
     return values.abs().remainder(1) if _within_one(example) else values
 
 
 def _shuffled(row: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """The numbers that occur once change places."""
+    """The row with the numbers that occur once permuted."""
     flat = row.reshape(-1).clone()
     _, place, count = flat.unique(return_inverse=True, return_counts=True)
     single = (count[place] == 1).nonzero().reshape(-1)
@@ -160,14 +160,14 @@ def _shuffled(row: torch.Tensor, source: torch.Generator) -> torch.Tensor:
 
 
 def _within_one(example: torch.Tensor) -> bool:
-    """Probabilities, which some losses must have; not zeros or ones alone."""
+    """Are these probabilities, which some losses need, and not zeros and ones alone?"""
     return bool(((example >= 0) & (example <= 1)).all()) and bool((example.frac() != 0).any())
 
 
 def _with_ignored(labels: torch.Tensor, ignored: int) -> torch.Tensor:
-    """Unevenly over the batch: sample b of n loses about b/n of its labels; at least one label stays.
+    """Labels ignored unevenly over the batch: sample b of n loses about b/n of its labels; at least one label stays.
 
-    Labels of which other samples have another share ignored are left as they are.
+    Labels whose samples already have unequal shares ignored are returned unchanged.
     """
     labels = labels.clone()
     if labels.dim() == 0 or labels.shape[0] == 0:
@@ -203,7 +203,7 @@ def integer_ranges(graph: Graph) -> Mapping[str, IntegerRange]:
 
 
 def _uses(graph: Graph, name: str) -> list[tuple[Op, int]]:
-    """The (op, operand position) pairs that the input reaches, moved about but with its values unchanged."""
+    """Pairs (op, operand position) that the input reaches, moved about but with its values unchanged."""
     uses, pending, seen = [], [name], {name}
     while pending:
         for op, position in graph.consumers[pending.pop()]:

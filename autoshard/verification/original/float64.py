@@ -1,4 +1,4 @@
-"""Run any torch code wholly in float64, whatever casts and dtypes it names."""
+"""Runs any torch code wholly in float64, whatever casts and dtypes it names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _names_a_dtype(func: Any) -> bool:
 
 
 class _WidenOperators(TorchDispatchMode):
-    """Below autograd: sees the casts that C++ makes too, in forward and backward."""
+    """Widens operators below autograd, where the casts made in C++ are visible too, in forward and backward."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -60,8 +60,8 @@ class _WidenOperators(TorchDispatchMode):
 
 
 def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """The kernel knows no float64. Rows of `left` in groups that end at `offs`, each times its matrix of `right`;
-    of two matrices, a product for each group of the dim that is summed."""
+    """Grouped matrix product in float64, which the kernel lacks: rows of `left` in groups that end at `offs`, each
+    times its matrix of `right`; if both are matrices, a product for each group of the summed dim."""
     ends = offs.tolist()
     groups = list(zip([0, *ends[:-1]], ends, strict=True))
     if left.dim() == right.dim() == 2:
@@ -71,11 +71,11 @@ def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor, *_:
 
 
 class _WidenData(TorchFunctionMode):
-    """Numbers written in the code become tensors of the model's own dtype before any operator runs: only seen here.
+    """Numbers written in the code become tensors of the model's own dtype before any operator runs: only visible here.
 
-    A capture holds them so rounded, so they are rounded here too, and widened then. `literal` is the dtype where they
-    follow the tensor beside them. A cast to it makes no copy: a write in place into what it gives is seen in what was
-    cast, as it is in the model.
+    A capture holds them rounded to that dtype, so they are rounded here too, and then widened. `literal` is the dtype
+    if they follow the tensor next to them. A cast to it makes no copy: a write in place into its result is seen in its
+    operand, as it is in the model.
     """
 
     def __init__(self, literal: torch.dtype, aliases: bool = True) -> None:
@@ -102,7 +102,7 @@ class _WidenData(TorchFunctionMode):
         return torch.float64 if value is self.literal else value
 
     def _own_dtype(self, func: Any, requested: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
-        """The dtype without widening. float64 is what `dtype=x.dtype` gives here."""
+        """Dtype without widening. float64 is what `dtype=x.dtype` gives here."""
         if requested is not None and requested not in _NARROW:
             return requested
         follows = requested is not None or func is torch.Tensor.new_tensor
@@ -117,7 +117,7 @@ def _rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _DefaultDtype:
-    """torch's default dtype is one per process: float64 while any thread is inside."""
+    """Sets torch's default dtype, which is one per process, to float64 while any thread is inside."""
 
     def __init__(self) -> None:
         self.lock, self.users, self.before = threading.Lock(), 0, torch.float32
@@ -143,8 +143,8 @@ _DEFAULT = _DefaultDtype()
 def exact_precision(literal: torch.dtype = torch.float32, aliases: bool = True) -> Iterator[None]:
     """Everything run inside, by this thread, is float64: floating casts, creations and `dtype` arguments are rewritten.
 
-    `literal`: what the model computes in where the code does not say. `aliases`: a cast to it is no copy. Under
-    autocast nobody knows: what is cast may be in another dtype there.
+    `literal`: dtype that the model computes in if the code names none. `aliases`: a cast to it is no copy. Under
+    autocast this is unknown: the cast tensor may be in another dtype there.
 
     Tensors made before must be widened by the caller (`widened`, `module.double()`). Modes belong to a thread: enter it
     in each one. Backward on CPU runs in the calling thread, so it is covered.
@@ -159,7 +159,7 @@ def exact_precision(literal: torch.dtype = torch.float32, aliases: bool = True) 
 
 @contextmanager
 def limits_of(literal: torch.dtype) -> Iterator[None]:
-    """In this thread `torch.finfo` says of float64 what it says of `literal`: a capture holds that."""
+    """Makes `torch.finfo` of float64 return that of `literal`, which a capture holds, in this thread."""
     finfo, thread = torch.finfo, threading.get_ident()
 
     def limits(dtype: torch.dtype | None = None) -> torch.finfo:
@@ -174,11 +174,11 @@ def limits_of(literal: torch.dtype) -> Iterator[None]:
 
 
 def widened(tensors: Sequence[Any]) -> list[Any]:
-    """The same values with floating tensors in float64 (copies, so that two runs never share storage)."""
+    """Copies of the values, floating tensors in float64 (copies, so that two runs never share storage)."""
     return [t.detach().to(_WIDE.get(t.dtype, t.dtype)).clone() if isinstance(t, torch.Tensor) else t for t in tensors]
 
 
 def literal_dtype(module: torch.nn.Module) -> torch.dtype:
-    """The floating dtype of the module's parameters, where they have one in common, else float32."""
+    """Floating dtype that all the module's parameters have in common, else float32."""
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.dtype in _WIDE}
     return dtypes.pop() if len(dtypes) == 1 else torch.float32

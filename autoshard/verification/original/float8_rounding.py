@@ -1,8 +1,8 @@
-"""Linear layers of the original in float8, where a package's are: written from the formats, not with its runtime.
+"""Linear layers of the original in float8, if a package's are: written from the formats, not with its runtime.
 
-The factors of each product are rounded to the format and multiplied in float64. A package's shards have scales of their
-own, so that its elements round otherwise, but no further: what the original is away from the exact values, at most half
-a unit of each factor (2^-4 of it in e4m3, 2^-3 in e5m2), is what a package may be, too.
+The factors of each product are rounded to the format and multiplied in float64. A package's shards have separate
+scales, so its elements round otherwise, but no further: a package may differ by as much as the original differs from
+the exact values, at most half a unit of each factor (2^-4 of it in e4m3, 2^-3 in e5m2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERANDS: Mapping[str, Callable[..., tuple[Tensor, Tensor, Tensor | None]]] = {
 
 
 def float8_parameters(graph: Graph) -> frozenset[str]:
-    """The paths of the parameters that linears in float8 multiply by."""
+    """Paths of the parameters that float8 linears multiply by."""
     casts = {op.results[0]: op.operands[0] for op in graph.ops if op.target == CAST}
     read = {op.operands[1] for op in graph.ops if op.target in IN_FLOAT8.values()}
     weights = {casts.get(name or "", name) for name in read}
@@ -34,13 +34,13 @@ def float8_parameters(graph: Graph) -> frozenset[str]:
 
 
 def storages(module: torch.nn.Module, paths: frozenset[str]) -> frozenset[int]:
-    """Where they lie now."""
+    """Addresses of the current storages of the parameters at `paths`."""
     named = module.named_parameters(remove_duplicate=False)
     return frozenset(p.untyped_storage().data_ptr() for path, p in named if path in paths)
 
 
 def in_float8(target: str, inputs: Any, cast_to_low: Any, weights: frozenset[int]) -> Tensor | None:
-    """The product of operands `inputs`, cast to bfloat16 in `cast_to_low`; None where it is none of `weights`."""
+    """Product of operands `inputs`, cast to bfloat16 in `cast_to_low`; None if it uses none of `weights`."""
     if target not in _OPERANDS or not weights:
         return None
     tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -52,7 +52,7 @@ def in_float8(target: str, inputs: Any, cast_to_low: Any, weights: frozenset[int
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 numbers of the format times one scale, by which the largest is the format's largest."""
+    """float64 values of `x`, rounded to the format times one scale, by which the largest is the format's largest."""
     wide, most = x.double(), torch.finfo(dtype).max
     largest = wide.abs().max().clamp(min=1e-12)
     return (wide * most / largest).clamp(-most, most).to(dtype).double() * largest / most

@@ -1,7 +1,7 @@
-"""The original model's step of several micro-batches, from what a mean over labels means and nothing of the package's.
+"""The original's step of several micro-batches, from the definition of a mean over labels, not from the package.
 
 A loss that is a mean over the labels which are not ignored is, over a step, the mean over those of all micro-batches.
-So each micro-batch's runs twice: once to count, once for its gradients, its mean over labels made to count by number.
+So each micro-batch runs twice: once to count, once for its gradients, with its mean weighted by its label count.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Batch = Sequence[torch.Tensor]
 
 
 class _LabelMeans(TorchFunctionMode):
-    """Counts the labels of each mean, or the weights of their classes, in order; with `shares`, each mean counts by its
-    share instead."""
+    """Counts the labels of each mean, or the weights of their classes, in order; with `shares`, weights each mean by
+    its share instead."""
 
     def __init__(self, shares: Sequence[float] | None = None) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _LabelMeans(TorchFunctionMode):
 
 
 def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, step: int) -> list[list[float]]:
-    """For each micro-batch, of each mean over labels: its labels by the mean number of all. Changes no buffer."""
+    """Share of each mean over labels in each micro-batch: its labels by the mean number of all. Changes no buffer."""
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     counts = []
     with attributes_put_back(module):  # buffers that a forward makes are gone with it
@@ -73,10 +73,10 @@ def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, s
 
 
 def sharing(shares: Sequence[float]) -> TorchFunctionMode:
-    """Around the forward of a micro-batch whose shares these are."""
+    """Mode for the forward of a micro-batch with these shares."""
     return _LabelMeans(shares)
 
 
 def at(step: int, number: int) -> Any:
-    """What random numbers of micro-batch `number` depend on."""
+    """Key of the random numbers of micro-batch `number`."""
     return (step, number) if number else step

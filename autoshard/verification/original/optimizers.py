@@ -1,4 +1,4 @@
-"""The optimizers by their names in a plan, with the options that both sides of a verification run with."""
+"""Optimizers by their names in a plan, with the options that both sides of a verification run with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW_RATE, ROW_EPS = (inspect.signature(torch.optim.Adagrad).parameters[name].def
 def make_optimizer(
     name: str, parameters: list[torch.nn.Parameter], by_rows: Sequence[torch.nn.Parameter] = ()
 ) -> Stepping:
-    """`by_rows`: those that row-wise Adagrad trains, in place of the optimizer."""
+    """Optimizer of this name; row-wise Adagrad trains the parameters `by_rows` in its place."""
     kind, options = OPTIMIZERS[name]
     rows = {id(parameter) for parameter in by_rows}
     dense = [parameter for parameter in parameters if id(parameter) not in rows]
@@ -36,7 +36,7 @@ class Stepping(Protocol):
 
 
 class RowAdagrad:
-    """Of dense gradients: a row by the root of the sum of the mean squares of its gradients so far."""
+    """Adagrad by rows, with dense gradients: each row by the root of the sum of its gradients' mean squares so far."""
 
     def __init__(self, tables: Sequence[torch.nn.Parameter], others: torch.optim.Optimizer | None) -> None:
         self.others = others
@@ -54,7 +54,7 @@ class RowAdagrad:
 
 
 def set_options(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """The package's optimizer must be of the plan's kind; its options are the user's to edit, so ours replace them."""
+    """Sets our options, as the user may have edited the package's. CheckError if the optimizer is not the plan's."""
     kind, options = OPTIMIZERS[name]
     if not isinstance(optimizer, kind):
         raise CheckError(

@@ -1,4 +1,4 @@
-"""The original model called as a user would, to tell its own mistakes from those of verification."""
+"""Calls the original model as a user would, to tell its own mistakes from those of verification."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from autoshard.verification.original.reference import as_captured, outputs_of
 
 
 def fault_of_model(module: torch.nn.Module, examples: Sequence[torch.Tensor], graph: Graph) -> CaptureError | None:
-    """What is wrong where a model with values can't be trained with its example inputs. A trace has no values: it
-    can't know of an index beyond a table, say, or of a buffer that backward finds written over."""
+    """Error if a model with values can't be trained with its example inputs, else None. A trace has no values: it
+    misses, say, an index beyond a table, or a buffer overwritten before backward reads it."""
     try:
         with torch.random.fork_rng(devices=[]), dense_flex_attention():
             outputs = outputs_of(module(*as_captured(graph, examples)))

@@ -1,4 +1,4 @@
-"""The original model's random numbers, replaced by those that the shards can repeat."""
+"""Replaces the original model's random numbers by numbers that the shards can repeat."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ExactDropout(TorchDispatchMode):
     ones, by position, belong to no operator of the program, and the others are counted without them; the `undrawn`
     operators, by number, draw in the program alone.
 
-    On the CPU, dropout of every kind, in attention too, draws by one `bernoulli_` an operator. An operator is known by
-    the state of the generator: activation checkpointing brings that back, and so draws the same mask again.
+    On the CPU, dropout of every kind, in attention too, draws by one `bernoulli_` an operator. An operator is
+    identified by the state of the generator: activation checkpointing restores that, and so draws the same mask again.
     """
 
     def __init__(self, seed: int, step: Step, unread: Sequence[int] = (), undrawn: Sequence[int] = ()) -> None:
@@ -45,11 +45,11 @@ class ExactDropout(TorchDispatchMode):
 
     @property
     def drawn(self) -> int:
-        """How many operators have drawn."""
+        """Number of operators that have drawn."""
         return len(self.numbers)
 
     def _number(self) -> int:
-        """Of the operator that draws now; the generator moves on."""
+        """Number of the operator that draws now; advances the generator."""
         state = torch.default_generator.get_state().numpy().tobytes()
         torch.rand(())
         position = self.numbers.setdefault(hashlib.blake2b(state).digest(), len(self.numbers))
@@ -90,7 +90,7 @@ class ExactDropout(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _random(self, func: Any, name: str, args: Any, kwargs: Any) -> torch.Tensor:
-        """What the operator would draw: its own call tells shape and dtype."""
+        """Random numbers for the operator, with the shape and dtype of its own call."""
         kind, numbers = _DRAWN[name]
         number = self._number()
         output = args[0] if name in _IN_PLACE else func(*args, **kwargs)
@@ -121,7 +121,7 @@ def _names(name: str) -> tuple[str, str]:
 
 @contextmanager
 def exact_dropout(seed: int, step: Step, graph: Graph | None = None) -> Iterator[ExactDropout]:
-    """`graph`: the program's, if some of its numbers are not the original's."""
+    """Replaces random numbers inside. `graph`: the program's, if some of its numbers are not the original's."""
     drawing = [op for op in graph.ops if is_random(op)] if graph else []
     undrawn = [number for number, op in enumerate(drawing) if drops_all(op)]
     unread = graph.unread_draws if graph else ()

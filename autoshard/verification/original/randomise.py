@@ -12,13 +12,13 @@ from autoshard.ir.graph import Graph
 
 
 def generator(seed: int, name: str) -> torch.Generator:
-    """A generator of its own for each name, so that one tensor's values don't depend on the others."""
+    """Separate generator for each name, so that one tensor's values don't depend on the others."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def tie(module: torch.nn.Module, graph: Graph) -> None:
-    """Makes tied parameters and buffers one object again: an exported program only shares their storage."""
+    """Makes tied parameters and buffers one object again: in an exported program they only share storage."""
     for stored in (*graph.parameters, *graph.buffers):
         for name in stored.ties:
             (owner, leaf), (other, last) = _place(module, stored.path), _place(module, name)
@@ -33,11 +33,10 @@ def _place(module: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 
 
 def randomise_state(module: torch.nn.Module, seed: int, buffers: Collection[str], mildly: bool = False) -> None:
-    """Every parameter and the floating ones of the named `buffers` of `module`, in place; it becomes float64.
+    """Randomises every parameter and the floating ones of the named `buffers` of `module`, in place, in float64.
 
-    Ties of parameters stay ties. Buffers that capture has folded into constants (masks) are not in the graph and keep
-    their values.
-    `mildly`: within a fifth of what they are, for models that are numbers only there.
+    Tied parameters stay tied. Buffers that capture has folded into constants (masks) are not in the graph and keep
+    their values. `mildly`: within a fifth of their values, for models that give numbers only there.
     """
     module.double()
     done: set[int] = set()
@@ -54,7 +53,7 @@ def randomise_state(module: torch.nn.Module, seed: int, buffers: Collection[str]
 
 
 def _parameter(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Matrices keep activations of order one; vectors of one number stay near it (norm weights), others near zero."""
+    """Random values: matrices keep activations of order one; vectors of one number stay near it, others near zero."""
     noise = torch.randn(tensor.shape, generator=source, dtype=torch.float64)
     if tensor.dim() < 2:
         middle = float(tensor.reshape(-1)[0]) if tensor.numel() and _constant(tensor) else 0.0
@@ -64,12 +63,12 @@ def _parameter(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
 
 
 def _near(tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Signs, zeros and infinities stay."""
+    """Tensor scaled at random by 0.8 to 1.2; signs, zeros and infinities stay."""
     return tensor * (0.8 + 0.4 * torch.rand(tensor.shape, generator=source, dtype=torch.float64))
 
 
 def _buffer(path: str, tensor: torch.Tensor, source: torch.Generator) -> torch.Tensor:
-    """Variances stay positive; tables (frequencies, masks with -inf) keep their signs and infinities."""
+    """Random buffer: variances stay positive; tables (frequencies, masks with -inf) keep their signs and infinities."""
     uniform = torch.rand(tensor.shape, generator=source, dtype=torch.float64)
     if path.endswith("running_var"):
         return 0.5 + uniform

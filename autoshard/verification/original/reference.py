@@ -1,4 +1,4 @@
-"""The original model, run on one device in float64: what every rank's tensors are compared with."""
+"""Runs the original model on one device in float64, for comparison with every rank's tensors."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class ReferenceStep:
 @dataclass(frozen=True)
 class Reference:
     """`parameters` and `buffers` are those before the first step, `gradients` the first step's, before clipping.
-    `micro_batches`: of each step. `evaluation`: the outputs of `model.eval()` for the first micro-batch, before the
-    first step, where a package evaluates; `not_evaluated`: why they can't be compared."""
+    `micro_batches`: of each step. `evaluation`: outputs of `model.eval()` for the first micro-batch, before the first
+    step, if a package evaluates; `not_evaluated`: why they can't be compared."""
 
     parameters: State
     buffers: State
@@ -79,9 +79,9 @@ def run_reference(
     literal: torch.dtype = torch.float32,
     micro_batches: int = 1,
 ) -> Reference:
-    """Train `module` (already randomised, float64) one step for each global batch; without a loss, only run it.
+    """Trains `module` (already randomised, float64) one step for each global batch; without a loss, only runs it.
 
-    Numbers in its code count as they are in `literal`. A batch has the inputs of its micro-batches one after another.
+    Numbers in its code are rounded as in `literal`. A batch has the inputs of its micro-batches one after another.
     """
     before = _parameters(module), _buffers(module)
     first = batches[0][: len(batches[0]) // micro_batches]
@@ -97,7 +97,7 @@ def run_reference(
 def _evaluation(
     module: torch.nn.Module, graph: Graph, inputs: Batch, seed: int, literal: torch.dtype
 ) -> tuple[tuple[torch.Tensor, ...], str]:
-    """The outputs in evaluation, if packages of the graph evaluate; and why there are none where they do."""
+    """Outputs in evaluation, if packages of the graph evaluate, and the reason if they can't be compared."""
     if graph.evaluation != SAME or graph.loss is None or graph.buffer_updates:
         return (), ""
     first = _buffers(module)
@@ -132,7 +132,7 @@ def trained(
     max_norms: Sequence[float] = (),
     micro_batches: int = 1,
 ) -> Iterator[tuple[State, ReferenceStep]]:
-    """The gradients before clipping (of the first step) and the outcome of each step. `max_norms`: given, or chosen."""
+    """Gradients before clipping (of the first step) and outcome of each step. `max_norms`: chosen if not given."""
     if not isinstance(module, torch.fx.GraphModule):  # an exported program keeps the mode it was exported in
         set_mode(module, graph.training)
     trainable = [p for p in module.parameters() if p.requires_grad]
@@ -163,8 +163,8 @@ def _max_norm(norm: float, number: int) -> float:
 def accumulated(
     module: torch.nn.Module, graph: Graph, batch: Batch, seed: int, step: int, micro_batches: int, scale: float = 1.0
 ) -> list[torch.Tensor]:
-    """The outputs of each micro-batch of a step, one after another; gradients are those of the mean of the losses,
-    by `scale`."""
+    """Outputs of each micro-batch of a step, one after another; the gradients are those of the mean of the losses,
+    times `scale`."""
     count = len(batch) // micro_batches
     batches = [batch[i * count : (i + 1) * count] for i in range(micro_batches)]
     shares = label_shares(module, batches, seed, step) if micro_batches > 1 and graph.loss is not None else None
@@ -181,7 +181,7 @@ def accumulated(
 
 
 def as_captured(graph: Graph, batch: Batch) -> list[torch.Tensor]:
-    """Copies. Inputs that require a gradient do, as those captured with: a reentrant checkpoint asks."""
+    """Copies of the batch that require a gradient if the captured inputs did, as reentrant checkpoints need."""
     pairs = zip(batch, graph.inputs, strict=True)
     return [x.detach().requires_grad_() if graph.tensor(name).requires_grad else x.clone() for x, name in pairs]
 
@@ -193,14 +193,14 @@ def _gradient_norm(trainable: list[torch.nn.Parameter]) -> float:
 
 
 def densify(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Sparse gradients as dense ones, which is what a package has: no optimizer but SGD takes others."""
+    """Makes sparse gradients dense, as a package's are; no optimizer but SGD takes sparse ones."""
     for p in parameters:
         if p.grad is not None and p.grad.is_sparse:
             p.grad = p.grad.to_dense()
 
 
 def outputs_of(result: Any) -> list[torch.Tensor]:
-    """The distinct tensors, in order, as capture lists them."""
+    """Distinct tensors of `result`, in the order of the capture."""
     tensors = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
@@ -218,8 +218,8 @@ def _parameters(module: torch.nn.Module) -> State:
 
 
 def refilled(module: torch.nn.Module, first: State) -> list[str]:
-    """Buffers that had other sizes at `first`: what a forward keeps in them (ConViT's positions) is computed anew in a
-    package, whose buffer stays as it began."""
+    """Buffers that had other sizes at `first`: a forward stores values in them (ConViT's positions), which a package
+    recomputes while its buffer keeps its initial value."""
     return [path for path, b in module.named_buffers() if path in first and b.shape != first[path].shape]
 
 

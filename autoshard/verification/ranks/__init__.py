@@ -1,1 +1,1 @@
-"""The ranks of a package, as threads in lock-step or as gloo processes."""
+"""Runs the ranks of a package, as threads in lock-step or as gloo processes."""

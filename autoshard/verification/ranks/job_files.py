@@ -17,7 +17,7 @@ def save_job(job: Job, path: Path) -> None:
 
 
 def load_job(path: Path) -> Job:
-    """Tensors stay on disk until used, shared by the ranks."""
+    """Job in the file; its tensors stay on disk until used, shared by the ranks."""
     return Job(**torch.load(path, mmap=True, weights_only=True))
 
 

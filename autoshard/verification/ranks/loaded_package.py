@@ -1,4 +1,4 @@
-"""Load an emitted package as it lies in its folder, without leaving a trace in this process or in the folder."""
+"""Loads an emitted package from its folder, without changes to this process or the folder."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class RankTensors:
 
 
 class GradientRecorder:
-    """Stands for the package's `compute_gradients`, which its `train_step` calls, and keeps what each rank made.
+    """Replaces the package's `compute_gradients`, which its `train_step` calls, and records each rank's results.
 
-    `accumulate` stands for its `accumulate_gradients`.
+    `accumulate` replaces its `accumulate_gradients`.
     """
 
     def __init__(self, runtime: Any, compute_gradients: Any, accumulate_gradients: Any = None) -> None:
@@ -70,7 +70,7 @@ class GradientRecorder:
 
 @dataclass(frozen=True)
 class LoadedPackage:
-    """The modules of one folder; several packages, each with its own `runtime`, live in one process."""
+    """Modules of one folder; several packages, each with a separate `runtime`, live in one process."""
 
     runtime: Any
     model: Any
@@ -98,15 +98,15 @@ def load_package(folder: Path) -> LoadedPackage:
 
 
 def _if_there(folder: Path, name: str) -> Any:
-    """Packages of older versions lack some."""
+    """Module `name` of the package; None if it has none, as in older versions."""
     return importlib.import_module(name) if (folder / f"{name}.py").exists() else None
 
 
 @contextmanager
 def _private_imports(folder: Path) -> Iterator[None]:
-    """Imports come from `folder` first; its modules vanish from `sys.modules` afterwards, what they hid comes back.
+    """Imports come from `folder` first; afterwards its modules vanish from `sys.modules`, those they hid return.
 
-    Compiled files go to a folder of their own: a stale one could stand for an edited source, a new one would litter.
+    Compiled files go to a separate folder: a stale one could stand for an edited source, a new one would litter.
     """
     modules = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     hidden = _take(modules)

@@ -1,7 +1,7 @@
 """All ranks of a mesh as threads of one process: the runtime's own functions over a transport of slots.
 
 One rank runs at a time, until it waits for others in a collective: threads that compete for the interpreter are slower
-than one after the other, and what ranks share (torch's default generator) stays theirs between two collectives.
+than threads that take turns, and what ranks share (torch's default generator) stays unchanged between two collectives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class _Group:
-    """The ranks that talk over one set of axes: a slot each, and what came of the last collective."""
+    """Ranks that communicate over one set of axes: a slot for each, and the result of the last collective."""
 
     def __init__(self, ranks: Sequence[int], names: tuple[str, ...], hub: _Hub) -> None:
         self.ranks, self.names, self.hub, self.round = ranks, names, hub, 0
@@ -33,9 +33,9 @@ class _Group:
         self.complete = threading.Condition(hub.turn)
 
     def swap(self, index: int, call: _Call, value: Any, combine: Callable[[list[Any]], _Result]) -> _Result:
-        """`combine` of what every rank gave, in rank order; the last to arrive computes it for all.
+        """Result of `combine` on every rank's value, in rank order; the last rank to arrive computes it for all.
 
-        `call` says what is done: all ranks must say the same.
+        `call` describes the collective: all ranks must pass the same.
         """
         self.calls[index] = call, value
         mine = self.round
@@ -67,7 +67,7 @@ class _Group:
                 raise ValueError(f"rank {self.ranks[index]} calls {said} over {'+'.join(self.names)}")
 
     def said(self) -> str:
-        """Who waits for whom."""
+        """Error text: which rank waits for which."""
         here = [rank for index, rank in enumerate(self.ranks) if index in self.calls]
         away = [rank for rank in self.ranks if rank not in here]
         what = _words(self.calls[self.ranks.index(here[0])][0]) if here else "nothing"
@@ -86,7 +86,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 class _Mail:
-    """What one rank has sent another and that one has not taken yet, in order."""
+    """Messages from one rank that another has not taken yet, in order."""
 
     def __init__(self, source: int, to: int, hub: _Hub) -> None:
         self.source, self.to, self.hub, self.sent = source, to, hub, deque[Tensor]()
@@ -101,7 +101,7 @@ class _Mail:
             self.complete.notify_all()
 
     def reading(self, x: Tensor) -> Callable[[], object]:
-        """Receives in the order in which they are posted, whatever is waited for first."""
+        """Receives into buffers in the order in which they are posted, whichever is waited for first."""
         self.posted.append(x)
 
         def wait() -> None:
@@ -129,11 +129,11 @@ class _Mail:
 
 
 class Alone(Exception):
-    """The others did not come."""
+    """Error of a rank whose partners did not come."""
 
 
 class _Posted:
-    """A message that its mailbox has."""
+    """Handle of a message that is already in its mailbox."""
 
     def is_completed(self) -> bool:
         return True
@@ -149,7 +149,7 @@ class ThreadTransport:
         self.group, self.index = group, index
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Callable[[], object]:
-        """Until it was waited for, `x` holds nothing of use, as anywhere."""
+        """Reduces `x` in place; until the result is waited for, `x` holds nothing of use, as on any transport."""
         combine = {"sum": torch.add, "max": torch.maximum}[op]
         call = ("all_reduce", op, x.dtype, tuple(x.shape))
         reduced = self.group.swap(self.index, call, x.clone(), lambda tensors: _combined(tensors, combine))
@@ -199,7 +199,7 @@ class ThreadTransport:
 
 
 def _exchanged(exchanges: Sequence[tuple[Sequence[Tensor], Sequence[int]]]) -> list[Tensor]:
-    """What each rank receives."""
+    """Tensor that each rank receives."""
     return [_joined([sent[index] for sent, _ in exchanges], receive) for index, (_, receive) in enumerate(exchanges)]
 
 
@@ -217,7 +217,7 @@ def _joined(pieces: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
 
 
 class _Hub:
-    """Makes each group once, whoever asks first. `turn` is held by the rank that runs; `running` ranks do not wait."""
+    """Makes each group once, whichever rank asks first. The running rank holds `turn`; `running` ranks do not wait."""
 
     def __init__(self, size: int, timeout_seconds: float) -> None:
         self.timeout_seconds, self.running, self.failed = timeout_seconds, size, False
@@ -235,7 +235,7 @@ class _Hub:
         return ThreadTransport(group, ranks.index(rank) if rank in ranks else -1)
 
     def between(self, places: Sequence[int], rank: int, firsts: Sequence[int]) -> Transport:
-        """Between the devices that are as `rank` on their places, whose first ranks these are."""
+        """Transport between the devices at `rank`'s position on each of `places`; `firsts`: the places' first ranks."""
         offset = rank - firsts[bisect_right(firsts, rank) - 1]
         return self.among(tuple(firsts[place] + offset for place in places), ("place",), rank)
 
@@ -243,7 +243,7 @@ class _Hub:
         return self.mails.setdefault((source, to), _Mail(source, to, self))
 
     def pause(self, group: _Group | _Mail | None) -> None:
-        """This rank stops, to wait for `group` or for good. Where all have, those that wait do so in vain."""
+        """Stops this rank, to wait for `group` or for good. If all ranks have stopped, those that wait fail."""
         self.running -= 1
         known: list[_Group | _Mail] = [*self.groups.values(), *self.mails.values()]
         waiting = group or next((link for link in known if link.calls), None)
@@ -272,10 +272,10 @@ def run_lockstep(
 ) -> list[_Result]:
     """Runs `fn(mesh)` on every rank of the mesh at once and returns the results in rank order.
 
-    `mesh_type` is the ParallelMesh of the package that runs, `stages_type` its Stages: with several in `part_stages`
-    each has the mesh, or that of `places`. `mesh.random.exact` is set. Parameters are plain local
-    tensors. The first exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that
-    waits longer than `timeout_seconds` for the others is such an exception.
+    `mesh_type` is the ParallelMesh of the package that runs, `stages_type` its Stages: if `part_stages` has several,
+    each has the mesh, or that of `places`. `mesh.random.exact` is set. Parameters are plain local tensors. The first
+    exception of a rank stops all and is raised as LockstepError, which names the rank; a rank that waits longer than
+    `timeout_seconds` for the others raises one.
     """
     meshes = [*places] or [mesh_axes] * (max(part_stages) + 1)
     firsts = [0, *accumulate(math.prod(axes.values()) for axes in meshes)]

@@ -1,4 +1,4 @@
-"""Run a module on all ranks as processes of this machine, as torchrun would, and end only those."""
+"""Runs a module on all ranks as processes of this machine, as torchrun would, and ends only those."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RankFailed(RuntimeError):
 def run_processes(
     module: str, arguments: Sequence[str], ranks: int, timeout_seconds: float, scratch: Path | None = None
 ) -> None:
-    """`python -m module arguments` on `ranks` processes. RankFailed names the rank and its last words.
+    """Runs `python -m module arguments` on `ranks` processes. RankFailed names the rank and its last words.
 
-    They end with this process. `scratch`: the folder for temporary files of theirs.
+    They end with this process. `scratch`: folder for their temporary files.
     """
     ports = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
     with ExitStack() as stack:
@@ -54,13 +54,13 @@ def run_processes(
 def start(
     command: Sequence[str], environment: Mapping[str, str], log: IO[bytes], group: int | None
 ) -> subprocess.Popen[bytes]:
-    """A process of `group`; what it prints goes to `log`."""
+    """Starts a process in `group`; its output goes to `log`."""
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, env=environment, process_group=group, **quiet)
 
 
 def _environment(rank: int, ranks: int, ports: Sequence[int]) -> dict[str, str]:
-    """What torchrun sets. The stores are ours, as its agent's is, so that no port can be taken in between."""
+    """Environment that torchrun sets. The stores are ours, as its agent's is, so no port can be taken in between."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
@@ -93,7 +93,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], logs: Sequence[IO[bytes]], t
 
 
 def _last_words(log: IO[bytes]) -> str:
-    """The error of the last traceback (type and message); without one, the last line that says something."""
+    """Error of the last traceback (type and message); without one, the last line that says something."""
     log.seek(0)
     lines = [_RANK.sub("", line).rstrip() for line in log.read().decode(errors="replace").splitlines()]
     begins = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]

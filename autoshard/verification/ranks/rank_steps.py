@@ -1,4 +1,4 @@
-"""What every rank runs: the package's own model, gradients, clipping and optimizer, in float64 from the same state."""
+"""Steps on every rank: the package's own model, gradients, clipping and optimizer, in float64 from the same state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Job:
     place_layouts: tuple[tuple[str, ...], ...] = ()  # `input_layouts` on each
 
     def at(self, mesh: Any) -> Job:
-        """As the place of that ParallelMesh has it."""
+        """Job for the place of that ParallelMesh."""
         if not self.places:
             return self
         index = mesh.stages.index
@@ -70,12 +70,12 @@ def _input_layouts(program: Program) -> tuple[str, ...]:
 
 
 def place_axes(program: Program) -> list[dict[str, int]]:
-    """Of each place the axes of its mesh; of others nothing."""
+    """Axes of each place's mesh; none if the plan has no places."""
     return [dict(mesh.axes) for mesh in program.meshes] if program.step.placed else []
 
 
 def run_rank(package: LoadedPackage, mesh: Any, job: Job) -> RankResult:
-    """Train the package's model on this rank, a step for each batch. `mesh` is a ParallelMesh of any transport."""
+    """Trains the package's model on this rank, a step for each batch. `mesh` is a ParallelMesh of any transport."""
     job = job.at(mesh)
     mesh.random.exact, mesh.random.seed = True, job.seed
     with exact_precision():
@@ -121,7 +121,7 @@ def _local_inputs(batch: Sequence[torch.Tensor], job: Job, rank: int) -> list[to
 
 
 def _outputs(outputs: Any, job: Job) -> tuple[torch.Tensor, ...]:
-    """In the order of the original model; the package returns the loss first."""
+    """Outputs in the order of the original model; the package returns the loss first."""
     ordered = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     if job.loss > 0:
         ordered.insert(job.loss, ordered.pop(0))

@@ -30,7 +30,7 @@ def main(package: str, job_file: str, results: str, *options: str) -> None:
 
 
 def _run(package: Path, job_file: Path, results: Path) -> Any:
-    """The job; nothing is left of it but its result file. Returns the package's runtime."""
+    """Runs the job and leaves only its result file. Returns the package's runtime."""
     job = load_job(job_file)
     loaded = load_package(package)
     axes = dict(Mesh.parse(job.mesh).axes)

@@ -1,4 +1,4 @@
-"""A package for parameter servers: its servers and workers, all in this process, in float64 from the same state."""
+"""Runs a package for parameter servers: servers and workers in this process, in float64 from the same state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVER_PLAN = "server_plan.py"
 
 
 def served_notes(folder: Path) -> tuple[str, ...]:
-    """What is not verified of a package for parameter servers; nothing of others."""
+    """Notes on what is not verified of a package for parameter servers; empty for other packages."""
     file = folder / SERVER_PLAN
     if not file.exists():
         return ()
@@ -25,7 +25,7 @@ def served_notes(folder: Path) -> tuple[str, ...]:
 
 
 def run_served(package: LoadedPackage, job: Job) -> RankResult:
-    """A step of all shares for each batch, dealt to the workers, in whatever order they have them."""
+    """Runs a step of all shares for each batch, which workers take in any order."""
     run, options = package.server_run, OPTIMIZERS[job.optimizer][1]
     with exact_precision():
         mesh_axes = package.model.MESH
@@ -68,7 +68,7 @@ def _evaluated(package: LoadedPackage, cluster: Any, job: Job) -> tuple[Any, ...
 
 
 def _in_order(outputs: Any, job: Job) -> tuple[Any, ...]:
-    """As the original model has them; the package returns the loss first."""
+    """Outputs in the order of the original model; the package returns the loss first."""
     ordered = [output.detach().clone() for output in outputs]
     if job.loss > 0:
         ordered.insert(job.loss, ordered.pop(0))

@@ -1,4 +1,4 @@
-"""A package's train.py, started as a user starts it: in its own precision, on synthetic batches, for a few steps."""
+"""Starts a package's train.py as a user does: in its own precision, on synthetic batches, for a few steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 3  # of a check, and of a start
 
 
 def arguments(folder: Path, trains: bool, sizes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Of its command line. `trains`: it has a loss; `sizes`: the dynamic ones, as `--sizes` takes them."""
+    """Command-line options of train.py. `trains`: it has a loss; `sizes`: the dynamic ones, as for `--sizes`."""
     if not trains:
         return ("--backend", "gloo", "--dry-run")
     options = folder / "run_options.py"
@@ -31,7 +31,7 @@ def arguments(folder: Path, trains: bool, sizes: Sequence[str] = ()) -> tuple[st
 
 
 def run_as_program(folder: Path, options: Sequence[str]) -> None:
-    """In this process, in which another process group has ended; like it, SystemExit with its exit code."""
+    """Runs train.py in this process, after another process group has ended; raises SystemExit with its exit code."""
     os.environ["MASTER_PORT"] = os.environ[SECOND_PORT]
     sys.argv = [str(folder / "train.py"), *options]
     sys.path.insert(0, str(folder))
@@ -46,7 +46,7 @@ def run_in_lockstep(
     part_stages: Sequence[int] = (0,),
     places: Sequence[Mapping[str, int]] = (),
 ) -> None:
-    """On ranks in lock-step, from the options on. Raises LockstepError where it fails."""
+    """Runs train.py on ranks in lock-step, from its options on. Raises LockstepError if it fails."""
     package = load_package(folder)
     parsed = package.train.parse_arguments(list(options))
     package.train.take_options(parsed)
@@ -61,7 +61,7 @@ def run_in_lockstep(
 
 
 def words(options: Sequence[str], backend: str, ranks: int, precision: str) -> str:
-    """What ran."""
+    """Description of the run."""
     where = counted(ranks, "gloo process") if backend == "gloo" else f"{counted(ranks, 'device')} in lock-step"
     what = "the model is built" if "--dry-run" in options else f"{STEPS} steps on synthetic batches"
     return f"run as a user starts it: {what}, in {precision}, {where}"

@@ -1,1 +1,1 @@
-"""The same plan at reduced sizes and on shorter mesh axes."""
+"""Chooses reduced sizes and shorter mesh axes for verification of a plan."""

@@ -1,4 +1,4 @@
-"""At which dynamic sizes a package is verified: another in each step, small ones, with the least of each."""
+"""Chooses the dynamic sizes at which a package is verified: different in each step, small, with the least of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STEPS = (2, 0, 4, 1)
 
 
 def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[str, int]]:
-    """Of each step; of a graph without dynamic sizes none. No two sizes are as many units above their least at once,
-    but in the second step, in which all are at their least. For each of a plan's `buckets` there is one more
-    step, in the next larger one."""
+    """Sizes of each step; empty without dynamic sizes. In each step the sizes are different numbers of units above
+    their least, except in the second one, where all are at their least. Each of a plan's `buckets` adds a step, in the
+    next larger one."""
     if not graph.dynamic:
         return []
     steps = [*_least_above(graph, buckets)]
@@ -29,7 +29,7 @@ def step_sizes(graph: Graph, buckets: Sequence[SizeBucket] = ()) -> list[dict[st
 
 
 def _least_above(graph: Graph, buckets: Sequence[SizeBucket]) -> Iterator[dict[str, int]]:
-    """Of each bucket, the sizes of the next larger one with one of them a unit above its own, the others at their
+    """Sizes in the next larger bucket, for each bucket: one size is a unit above the bucket's, the others are at their
     least."""
     least = {size.name: size.least for size in graph.dynamic}
     for number, bucket in enumerate(buckets):
@@ -43,7 +43,7 @@ def _least_above(graph: Graph, buckets: Sequence[SizeBucket]) -> Iterator[dict[s
 def sizes_to_verify(
     plan: Plan, graph: Graph, machine: Hardware, ranks: int, in_turns: bool, full: bool = False
 ) -> list[dict[str, int]]:
-    """The same, and at the end the largest of all, where a step there is quick on this machine, or `full`."""
+    """Sizes of `step_sizes`, then the largest of all if a step there is quick on this machine, or if `full`."""
     sizes = step_sizes(graph, plan.buckets)
     largest = sizes_of(graph)
     if sizes and largest not in sizes and (full or is_quick(plan, graph, 1, machine, ranks, in_turns)):
@@ -57,6 +57,6 @@ def _size(dynamic: DynamicSize, units: int) -> int:
 
 
 def size_words(graph: Graph, sizes: Sequence[dict[str, int]]) -> str:
-    """What was verified: `batch 32, sequence 64; …`."""
+    """Sizes verified, in words: `batch 32, sequence 64; …`."""
     names = [size.name for size in graph.dynamic]
     return "; ".join(words(names, tuple(size_of[name] for name in names)) for size_of in sizes)

@@ -1,4 +1,4 @@
-"""At which size to verify: full where it is quick, else reduced without losing unevenness."""
+"""Chooses the size to verify at: full if that is quick, else reduced without loss of unevenness."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Arguments = Mapping[str, Any]
 
 
 def reduced_arguments(planned: Arguments, sizes: Arguments, overrides: Arguments) -> dict[str, Any]:
-    """The arguments to verify at: `sizes` (the model's VERIFY) where smaller than planned, then `overrides`."""
+    """Arguments to verify at: `sizes` (the model's VERIFY) if smaller than planned, then `overrides`."""
     smaller = {
         name: min(value, planned[name]) if _is_number(value) and _is_number(planned.get(name)) else value
         for name, value in sizes.items()
@@ -43,7 +43,7 @@ def _is_number(value: Any) -> bool:
 
 
 def changed(planned: Arguments, verified: Arguments) -> tuple[tuple[str, str, str], ...]:
-    """(argument, verified, planned) of each argument that differs; one not given when planning is the default."""
+    """Triples (argument, verified, planned) of those that differ; one not given when planning is the default."""
     return tuple(
         (name, str(value), str(planned.get(name, "default")))
         for name, value in sorted(verified.items())
@@ -52,17 +52,17 @@ def changed(planned: Arguments, verified: Arguments) -> tuple[tuple[str, str, st
 
 
 def is_quick(plan: Plan, graph: Graph, steps: int, this_machine: Hardware, ranks: int, in_turns: bool) -> bool:
-    """Can the full size be verified here? By predicted seconds on `this_machine` (a profile) and by bytes.
+    """Can the full size be verified here, by predicted seconds on `this_machine` (a profile) and by bytes?
 
-    `ranks` of the plan's devices run, in lock-step where `in_turns`.
+    `ranks` of the plan's devices run, in lock-step if `in_turns`.
     """
     seconds = predicted_seconds(plan, graph, steps, this_machine, ranks, in_turns)
     return seconds <= FULL_SECONDS and _bytes(plan, graph, ranks) <= MOST_BYTES
 
 
 def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, ranks: int, in_turns: bool) -> float:
-    """Processes share the cores, ranks in lock-step take turns; float64 takes twice the time; the reference does at
-    most the work of all ranks. Fewer ranks do the work of all the plan's devices together."""
+    """Seconds to verify. Processes share the cores, ranks in lock-step take turns; float64 takes twice the time; the
+    reference does at most the work of all ranks. Fewer ranks do the work of all the plan's devices together."""
     slowest = min(flops for _, flops in machine.peaks)  # of a dtype that the machine computes in some other one
     machine = replace(machine, peaks=(*((name, slowest) for name in DTYPES), *machine.peaks))
     strategies = chosen_strategies(plan, graph)
@@ -74,7 +74,7 @@ def predicted_seconds(plan: Plan, graph: Graph, steps: int, machine: Hardware, r
 
 
 def _bytes(plan: Plan, graph: Graph, ranks: int) -> float:
-    """float64: parameters many times over, and every activation once a rank."""
+    """Bytes in float64: many copies of the parameters, and every activation once a rank."""
     parameters = sum(graph.tensor(p.tensor).numel for p in graph.parameters)
     results = sum(graph.tensor(name).numel for op in graph.ops for name in op.results)
     return 8.0 * (parameters * (COPIES + RANK_COPIES * ranks) + 2 * results)
@@ -84,7 +84,7 @@ def _bytes(plan: Plan, graph: Graph, ranks: int) -> float:
 
 
 def lost_evenness(full: Program, full_graph: Graph, small: Program, small_graph: Graph) -> Iterator[str]:
-    """Every tensor that is split evenly at one size and unevenly, or down to nothing, at the other, in words."""
+    """Description of every tensor split evenly at one size and unevenly, or down to nothing, at the other."""
     planned = dict(_splits(full, full_graph))
     for where, sizes in _splits(small, small_graph):
         for dim, (local, wanted) in enumerate(zip(sizes, planned.get(where, ()), strict=False)):
@@ -95,7 +95,7 @@ def lost_evenness(full: Program, full_graph: Graph, small: Program, small_graph:
 
 
 def _splits(program: Program, graph: Graph) -> Iterator[tuple[str, tuple[LocalSize, ...]]]:
-    """The local sizes of stored tensors and of the results of ops, under names that hold across sizes."""
+    """Local sizes of stored tensors and of ops' results, under names that hold across sizes."""
     for parameter in (*program.parameters, *program.buffers):
         yield parameter.path, program.value(parameter.value).local_shape
     for position, name in enumerate(program.inputs):
@@ -114,7 +114,7 @@ def evenness(size: LocalSize, mesh: Mesh) -> str:
 
 
 def heads_per_device(program: Program) -> set[tuple[int, int]]:
-    """(heads of a device, heads in all) of every attention whose heads are split."""
+    """Pairs (heads of a device, heads in all) of every attention whose heads are split."""
     counts = set()
     for instruction in program.instructions:
         if isinstance(instruction, Compute) and record(instruction.target).work is Work.ATTENTION:

@@ -1,4 +1,4 @@
-"""A plan for many devices on a mesh with shorter axes: the same strategies, nesting and evenness, on fewer ranks."""
+"""Puts a plan for many devices on a mesh with shorter axes: same strategies, nesting and evenness, on fewer ranks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Counterpart:
 
 
 def counterpart(plan: Plan, full: Graph, small: Graph, hardware: Hardware, most_ranks: int) -> Counterpart:
-    """`plan` of `full` on `small`: on its own mesh, or on the largest shorter one that keeps what is even and what is
-    not. Where none does, that which loses least. Raises UsageError where a decision has no counterpart anywhere."""
+    """`plan` of `full` applied to `small`: on its own mesh, or on the largest shorter one that keeps evenness and
+    unevenness. If none does, the one that loses least. Raises UsageError if a decision has no counterpart anywhere."""
     program = lower(plan, full)
     best, refused = None, None
     for mesh in itertools.islice(_meshes(plan, full, small, most_ranks), MOST_TRIED):
@@ -57,7 +57,7 @@ def _on(mesh: Mesh, plan: Plan, full: Graph, small: Graph, hardware: Hardware, p
 
 
 def _meshes(plan: Plan, full: Graph, small: Graph, most_ranks: int) -> Iterator[Mesh]:
-    """The mesh itself where it is small enough; then shorter ones that seem to keep what is even, the largest first."""
+    """The mesh itself if it is small enough; then shorter ones that seem to keep evenness, the largest first."""
     if plan.mesh.size <= most_ranks:
         yield plan.mesh
     cuts = _cuts(plan, full, small)
@@ -72,7 +72,7 @@ def _meshes(plan: Plan, full: Graph, small: Graph, most_ranks: int) -> Iterator[
 
 
 def _shorter(mesh: Mesh, most_ranks: int) -> list[Mesh]:
-    """Every axis at most as long, and none shorter than 2 that was not; the largest first, of these the most square."""
+    """Meshes with no axis longer and none reduced below 2; the largest first, of equal ones the most square."""
     shorter = []
     lengths = [range(min(2, size), min(size, most_ranks) + 1) for size in mesh.sizes]
     for sizes in _within(lengths, most_ranks):
@@ -97,7 +97,7 @@ Cut = tuple[
 
 
 def _cuts(plan: Plan, full: Graph, small: Graph) -> set[Cut]:
-    """What the plan cuts, plainly (in blocks or units it is for the lowered program to tell)."""
+    """Plain splits of the plan (those in blocks or units are read from the lowered program)."""
     chosen, cuts = chosen_strategies(plan, full), set()
     counterparts = keyed_ops(small)
     for key, op in keyed_ops(full).items():

@@ -1,4 +1,4 @@
-"""What one micro-batch costs in each block of a split: seconds of the simulated program, bytes kept, bytes held."""
+"""Costs of one micro-batch in each block of a split: seconds of the simulated program, bytes kept, bytes held."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ INNER = "inner"  # of HeldParameters, no number
 
 @dataclass(frozen=True)
 class InnerSums:
-    """The parameters on one device whose gradients are sums over the `summed` axes of a replica, and whose
-    shards over the replicas (ZeRO) are cut over its `cut` axes, too, in `times` parts: positions among the axes of a
-    replica. `stored_bytes`: of weights, gradients and optimizer state, as they are used."""
+    """Parameters on one device whose gradients are sums over the `summed` axes of a replica, and whose shards over the
+    replicas (ZeRO) are also split over its `cut` axes, in `times` parts: positions among the axes of a replica.
+    `stored_bytes`: of weights, gradients and optimizer state, as they are used."""
 
     summed: tuple[int, ...]
     cut: tuple[int, ...]
@@ -26,9 +26,8 @@ class InnerSums:
 @dataclass(frozen=True)
 class HeldParameters:
     """Parameters on one device, whole over the replicas: bytes of weights, gradients and optimizer state, and seconds
-    of their update; of the latter `own_update_seconds`, where devices of a replica that do the same share it.
-    `moved_bytes`: of the weights as they are gathered; `inner`: those of them that concern other devices of a replica,
-    each once."""
+    of their update; `own_update_seconds` if the devices of a replica that do the same work share it. `moved_bytes`: of
+    the weights as they are gathered; `inner`: those that concern other devices of a replica, each once."""
 
     weights_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -40,24 +39,24 @@ class HeldParameters:
     inner: tuple[InnerSums, ...] = ()
 
     def update_share(self, replicas: int) -> float:
-        """Seconds of the update where weights are in shards over so many."""
+        """Seconds of the update with weights sharded over this many replicas."""
         spared = sum(part.update_seconds * (1 - 1 / part.times) for part in self.inner)
         return (self.update_seconds - spared) / replicas
 
     def stored_share(self, replicas: int) -> float:
-        """Bytes of weights, gradients and optimizer state in shards over so many."""
+        """Bytes of weights, gradients and optimizer state, sharded over this many replicas."""
         stored = self.weights_bytes + self.gradient_bytes + self.optimizer_bytes
         return (stored - sum(part.stored_bytes * (1 - 1 / part.times) for part in self.inner)) / replicas
 
     def gradient_share(self, replicas: int) -> float:
-        """Bytes of gradients in shards over so many."""
+        """Bytes of gradients, sharded over this many replicas."""
         spared = sum(part.gradient_bytes * (1 - 1 / part.times) for part in self.inner)
         return (self.gradient_bytes - spared) / replicas
 
 
 @dataclass(frozen=True)
 class Move:
-    """A collective between replicas, over the axes `inner` of a replica too (positions): full bytes."""
+    """Collective between replicas, and over the axes `inner` of a replica too (positions): full bytes."""
 
     primitive: str
     bytes: float
@@ -68,12 +67,12 @@ class Move:
 @dataclass(frozen=True)
 class BlockCosts:
     """Costs of a block for one micro-batch. `again_seconds[keep]`: what backward recomputes; `kept_bytes[keep]` until
-    backward; `working_bytes[keep]` more while the block runs. `received_bytes`: of what it reads of blocks
-    before; `following_bytes`: of the last one of these. `held`: of the parameters that the block reads first; `shared`:
-    that a block before reads too. `moves`: what replicas exchange of weights in shards, which takes none of the seconds
-    here. `rest_seconds`: what devices of a replica communicate, and compute as others do, in both directions, each by
-    itself. `free_seconds`: of (forward, backward) before the first collective inside a replica, which waits for what is
-    on its link."""
+    backward; `working_bytes[keep]` more while the block runs. `received_bytes`: of what it reads from earlier blocks;
+    `following_bytes`: of the last of these. `held`: the parameters that the block reads first; `shared`: those that an
+    earlier block reads too. `moves`: weights in shards exchanged by replicas, not included in the seconds here.
+    `rest_seconds`: communication and replicated computation of a replica's devices, in both directions, each by itself.
+    `free_seconds`: of (forward, backward) before the first collective inside a replica, which waits for what is on its
+    link."""
 
     forward_seconds: float
     backward_seconds: float
@@ -91,8 +90,8 @@ class BlockCosts:
 
 @dataclass(frozen=True)
 class ShardedCosts:
-    """With weights in shards over the replicas: gathered one by one where they are used, or those of a block
-    `together`, a block ahead (ZeRO 3). `once`: of ZeRO 1 and 2, of a micro-batch that finds its weights gathered."""
+    """Costs with weights sharded over the replicas: gathered one by one where they are used, or all of a block
+    `together`, a block ahead (ZeRO 3). `once`: for ZeRO 1 and 2, of a micro-batch that finds its weights gathered."""
 
     alone: BlockCosts
     together: BlockCosts
@@ -100,7 +99,7 @@ class ShardedCosts:
 
 
 def carried_over(before: BlockCosts, after: ShardedCosts, whole: BlockCosts) -> ShardedCosts:
-    """What shards change from `before` to `after`, of the same block with another micro-batch, `whole`."""
+    """Costs with shards for another micro-batch, `whole`: the change from `before` to `after` is added to it."""
     alone, together, first, second = (
         _changed(before, costs, whole) for costs in (after.alone, after.together, *after.once)
     )
@@ -129,7 +128,7 @@ def held_together(a: HeldParameters, b: HeldParameters) -> HeldParameters:
 
 
 def inner_together(parts: Iterable[InnerSums]) -> tuple[InnerSums, ...]:
-    """Parts of the same axes as one."""
+    """Parts, those with the same axes merged into one."""
     groups: dict[tuple[tuple[int, ...], tuple[int, ...], int], list[InnerSums]] = {}
     for part in parts:
         groups.setdefault((part.summed, part.cut, part.times), []).append(part)

@@ -1,10 +1,10 @@
-"""The fronts of a split: each block's ways of keeping values, with what its replicas exchange under each ZeRO stage.
+"""Fronts of a split: each block's ways of keeping values, with what its replicas exchange under each ZeRO stage.
 
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054) keeps weights, their gradients and the optimizer's state in shards: 1
 gathers weights once a step, adds up whole gradients and scatters them once; 2 scatters those of every micro-batch; 3
-gathers weights for every forward and again for every backward. A block's gather runs beside the block before it, its
-reduction beside the one after, and slows the computation there. Under ZeRO 3 with several stages, and in blocks that
-compute again, each weight goes by itself and nothing is hidden.
+gathers weights for every forward and again for every backward. A block's gather overlaps the block before it, its
+reduction the block after it, and slows their computation. Under ZeRO 3 with several stages, and in blocks that
+recompute, each weight is exchanged by itself and nothing is hidden.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ALL = "all"
 @dataclass(frozen=True, eq=False)
 class BlockFront:
     """`front` of one block; `keeps[point]`. `late_seconds`: its collectives once a step, after its last backward;
-    `copy_seconds` make their operands. `first_seconds`: what its first forward takes more, and of it what gathers and
-    copies take, as in `PartCosts`."""
+    `copy_seconds` make their operands. `first_seconds`: additional time of its first forward, including its gathers and
+    copies, as in `PartCosts`."""
 
     costs: BlockCosts
     front: Front
@@ -62,7 +62,7 @@ def step_mesh(stages: int, replicas: int, inner: tuple[tuple[str, int], ...]) ->
 
 
 def with_replicas(inner: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes of `step_mesh`: replicas', and of a replica those at these positions."""
+    """Axes of `step_mesh`: the replicas' axis, and a replica's axes at these positions."""
     return (REPLICAS, *(INNER + axis for axis in inner))
 
 
@@ -81,9 +81,9 @@ def moved(moves: Sequence[Move], mesh: Mesh, hardware: Hardware) -> Moved:
 
 
 def ends_seconds(second: Moved | None, before: Moved | None, first_backward: float) -> tuple[float, float]:
-    """(forward, backward) that nothing hides at the ends of a line, beyond its blocks' own seconds: the second block is
-    gathered with the first one, the one before the last is the first to be gathered again, and the second one's
-    gradients are scattered beside what the first's backward takes. None: a block that is gathered by itself."""
+    """Seconds (forward, backward) exposed at the ends of a line, beyond its blocks' own: the second block is gathered
+    with the first one, the one before the last is the first to be gathered again, and the second one's gradients are
+    scattered during the first's backward. None: a block that is gathered by itself."""
     forward = second.gathered if second else 0.0
     backward = before.again if before else 0.0
     return forward, backward + (max(0.0, second.scattered - first_backward) if second else 0.0)
@@ -94,8 +94,8 @@ def block_front(
     costs: BlockCosts, zero: int, mesh: Mesh, hardware: Hardware, keeps: tuple[str, ...], alone: bool
 ) -> BlockFront:
     """Cost curve of a block whose weights every replica holds whole during a step. Points in the order of `keeps`.
-    `alone`: it is the only block of its kind and the line's first: what its collectives once a step take beyond its
-    backward counts, and nothing hides its others."""
+    `alone`: it is the only block of its kind and the line's first, so its collectives once a step count only beyond its
+    backward, and nothing hides its others."""
     replicas, slow = mesh.sizes[REPLICAS], hardware.constant("overlap.slowdown")
     recompute, kept_bytes, working = dict(costs.again_seconds), dict(costs.kept_bytes), dict(costs.working_bytes)
     exchange = moved(costs.moves, mesh, hardware)  # gathers are of what goes with no others
@@ -133,8 +133,8 @@ def block_front(
 def sharded_front(
     costs: ShardedCosts, mesh: Mesh, hardware: Hardware, keeps: tuple[str, ...], first: bool
 ) -> BlockFront:
-    """Cost curve of a block with sharded weights. `first`: of the line's first block, which has nothing before it to be
-    hidden beside."""
+    """Cost curve of a block with sharded weights. `first`: True for the line's first block, which has no block before
+    it to hide its gather."""
     slow = hardware.constant("overlap.slowdown")
     points = [
         _together(costs.together, mesh, hardware, slow, first)
@@ -158,7 +158,7 @@ def sharded_front(
 
 
 def _by_itself(costs: BlockCosts, mesh: Mesh, hardware: Hardware, keep: str) -> tuple[float, float]:
-    """(forward, backward). A block that computes again gathers all its weights for that, and not a third time."""
+    """Seconds (forward, backward). A block that recomputes gathers all its weights for that, and not a third time."""
     exchange = moved(costs.moves, mesh, hardware)
     regathered = exchange.again if keep == ALL else exchange.gathered
     backward = costs.backward_seconds + dict(costs.again_seconds)[keep]
@@ -176,8 +176,8 @@ def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, fi
 
 
 def late_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
-    """(collectives, copies before them) of a block once a step: gradients that are sums over replicas, and those that
-    are sums over other devices of a replica, in flat buckets, where no micro-batch has summed them."""
+    """Seconds (collectives, copies before them) of a block once a step: gradients that are sums over replicas, and
+    those that are sums over other devices of a replica, in flat buckets, if no micro-batch has summed them."""
     several = mesh.sizes[REPLICAS] > 1
     summed = [part for part in held.inner if part.summed]
     if zero == 0:
@@ -205,7 +205,7 @@ def late_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware
 
 
 def _bucket_share(size: float, axes: tuple[int, ...], mesh: Mesh, hardware: Hardware) -> float:
-    """Seconds of all-reduced gradients, which fill a part of a bucket that others fill with them."""
+    """Seconds to all-reduce gradients that share a bucket with others."""
     whole = max(size, float(BUCKET_BYTES))
     return joint_seconds(hardware, mesh, axes, "all_reduce", whole) * size / whole
 
@@ -215,7 +215,7 @@ def _times(inner: tuple[int, ...], mesh: Mesh) -> int:
 
 
 def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
-    """(collective, copies into and out of flat tensors) of a block's weights that are gathered once a step."""
+    """Seconds (collective, copies into and out of flat tensors) of a block's weights that are gathered once a step."""
     if mesh.sizes[REPLICAS] == 1 or zero not in (1, 2):
         return 0.0, 0.0
     passes = 2 * held.moved_bytes * (1 + 1 / mesh.sizes[REPLICAS])
@@ -228,7 +228,7 @@ def gathered_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hard
 
 
 def static_bytes(held: HeldParameters, zero: int, replicas: int) -> float:
-    """Bytes of parameters at a level of ZeRO: shards, and what is whole in addition through the step."""
+    """Bytes of parameters at a level of ZeRO: shards, and whole tensors held in addition through the step."""
     stored = held.stored_share(replicas) if zero else held.weights_bytes + held.gradient_bytes + held.optimizer_bytes
     whole = held.moved_bytes if zero in (1, 2) else 0.0
     return stored + whole + (held.gradient_bytes if zero == 1 else 0.0) + held.buffer_bytes
@@ -244,9 +244,8 @@ def takes_turns(mesh: Mesh, hardware: Hardware) -> bool:
 
 
 def _free(costs: BlockCosts, keep: str, mesh: Mesh) -> float:
-    """Seconds of a backward that shares its link before computation waits for the link. What is computed
-    again comes first. None beside a second axis of a replica, over which weights are exchanged, too: programs hide
-    less there."""
+    """Seconds of a backward that shares its link before computation waits for the link. Recomputation comes first. 0 if
+    a replica has a second axis, over which weights are exchanged too: programs hide less there."""
     if len(mesh.sizes) > INNER + 1:
         return 0.0
     forward, backward = costs.free_seconds
@@ -254,14 +253,14 @@ def _free(costs: BlockCosts, keep: str, mesh: Mesh) -> float:
 
 
 def _beside(seconds: float, moving: float, slow: float, in_row: bool, free: float = 0.0) -> float:
-    """`in_row`: computation waits for a collective that stands behind what is moving, after `free` seconds."""
+    """Seconds of computation overlapped with `moving`. `in_row`: it waits for a collective, after `free` seconds."""
     hidden = min(moving, free) if in_row else min(seconds, moving)
     return seconds + moving - hidden + slow * hidden
 
 
 def late_exposed(backward: Sequence[float], late: Sequence[float], mesh: Mesh, hardware: Hardware) -> float:
-    """What the last backward of a stage and its end take more for gradients that are scattered once (ZeRO 1): what is
-    hidden slows what it is hidden beside."""
+    """Additional seconds of a stage's last backward and its end, for gradients that are scattered once (ZeRO 1): hidden
+    collectives slow the computation that hides them."""
     if takes_turns(mesh, hardware):
         return sum(late)
     exposed = exposed_seconds(backward, [0.0] * len(late), late)
@@ -269,8 +268,8 @@ def late_exposed(backward: Sequence[float], late: Sequence[float], mesh: Mesh, h
 
 
 def exposed_seconds(backward: Sequence[float], copied: Sequence[float], late: Sequence[float]) -> float:
-    """What a stage waits after its last backward: each block's collectives start as its backward ends and their
-    operands are made, one after the other. In the order of the model."""
+    """Exposed seconds of a stage after its last backward: each block's collectives start once its backward ends and
+    their operands are made, one after the other. Arguments are in the order of the model."""
     device = stream = 0.0
     for computing, copies, moving in zip(reversed(backward), reversed(copied), reversed(late), strict=True):
         device += computing + copies

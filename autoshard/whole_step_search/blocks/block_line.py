@@ -1,7 +1,7 @@
-"""A graph as a line of blocks: the items of its lists of modules, and what stands before and after them.
+"""Graph as a line of blocks: the items of its lists of modules, and what stands before and after them.
 
-Blocks of one kind are equal operator for operator, and read and give the same. What stands between two blocks belongs
-to the first.
+Blocks of one kind are equal operator for operator, and read and return the same. Operators between two blocks belong to
+the first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ KEPT = 3  # blocks of a run of equal ones that a short graph keeps: the one in t
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Operators [first, stop). `module` is the block's path, "" of what stands before and after the blocks. Equal
-    blocks have the same `kind`, numbered by first mention."""
+    """Operators [first, stop). `module` is the block's path, "" before and after the blocks. Equal blocks have the same
+    `kind`, numbered by first mention."""
 
     first: int
     stop: int
@@ -38,13 +38,13 @@ class BlockLine:
         return self.graph.ops[block.first : block.stop]
 
     def runs(self) -> Iterator[list[int]]:
-        """Blocks of one kind in a row, as positions in the line."""
+        """Runs of consecutive blocks of one kind, as positions in the line."""
         for _, run in groupby(range(len(self.blocks)), key=lambda k: self.blocks[k].kind):
             yield list(run)
 
 
 def block_line(graph: Graph, marks: Marks = MappingProxyType({})) -> BlockLine:
-    """The blocks of a graph, in its order. `marks`: operator -> what else tells equal ones apart, as pins do."""
+    """Blocks of a graph, in its order. `marks`: operator -> what else tells equal ones apart, such as pins."""
     blocks: list[LineBlock] = []
     for module, indices in groupby(range(len(graph.ops)), key=lambda i: block_of(graph.ops[i].module)):
         positions = list(indices)
@@ -96,7 +96,7 @@ def _content(
         return ("before", facts(name)) if alone and owner[maker] == number - 1 else ("outer", name)
 
     def given(op: Op) -> Iterator[Hashable]:
-        """Who else reads a result: the next block, or others."""
+        """Readers of each result outside the block: any, any beyond the next block, the graph's outputs."""
         for name in op.results:
             outside = {owner[i] - number for i in readers.get(name, ()) if owner[i] != number}
             yield bool(outside), bool(outside - {1}), name in graph.outputs
@@ -116,7 +116,7 @@ def _content(
 
 @dataclass(frozen=True, eq=False)
 class ShortGraph:
-    """A graph with at most KEPT blocks of each run. `sources[k]`: the block of the whole line that block k is;
+    """Graph with at most KEPT blocks of each run. `sources[k]`: the block of the whole line that block k is;
     `represents[kind]`: the block of the short line that stands for a kind of the whole line."""
 
     line: BlockLine
@@ -129,7 +129,7 @@ class ShortGraph:
 
 
 def shortened(line: BlockLine) -> ShortGraph:
-    """The line with fewer equal blocks: who read a result of one that is left out reads that of the last one kept."""
+    """The line with fewer equal blocks: readers of a removed block's result read that of the last block kept."""
     sources: list[int] = []
     renamed: dict[str, str] = {}
     for run in line.runs():

@@ -1,4 +1,4 @@
-"""The costs of blocks, measured: the program of a split simulated, and what each block takes of it."""
+"""Measures the costs of blocks: simulates the program of a split and assigns its costs to each block."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def sharded_costs(
     whole: tuple[BlockCosts, ...],
     hardware: Hardware,
 ) -> tuple[ShardedCosts, ...]:
-    """`wide`: the short graph `captured` with the samples of all `replicas` together; `whole`: the costs of `split`
-    with whole weights. What shards take beside collectives (casts of a shard, copies into flat tensors) is that of so
-    many replicas."""
+    """Costs of `split` with weights sharded over `replicas`. `wide`: the short graph `captured` with the samples of all
+    replicas together; `whole`: the costs with whole weights. Costs of shards other than collectives (casts of a shard,
+    copies into flat tensors) are those for this many replicas."""
     graph = wide.graph
     formulation, solution = replicated_split(wide.line, captured, wide, split, replicas, True, hardware)
     plan = plan_of(formulation, solution, Origin(graph.source), float("inf"), "search")
@@ -91,7 +91,7 @@ def sharded_costs(
 
 
 class _Measured:
-    """`apart`: axes whose collectives take no time here, and are the moves of blocks."""
+    """Costs of one program. `apart`: axes whose collectives take no time here, as they are the moves of blocks."""
 
     def __init__(
         self, short: ShortGraph, program: Program, graph: Graph, hardware: Hardware, apart: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class _Measured:
         self.first = [self.block_of.index(b) if b in self.block_of else -1 for b in range(len(short.line.blocks))]
 
     def _blocks_of_instructions(self) -> list[int]:
-        """A collective belongs to the block whose operator comes next."""
+        """Block of each instruction; a collective belongs to the block whose operator comes next."""
         owner = {
             op.name: number for number, block in enumerate(self.short.line.blocks) for op in self.short.line.ops(block)
         }
@@ -120,8 +120,8 @@ class _Measured:
 
     @cached_property
     def kept(self) -> list[tuple[int, Span]]:
-        """What is alive between forward and backward, with its block: where only later blocks keep it, the first that
-        does."""
+        """Spans alive between forward and backward, each with its block: the first one that keeps it, if only later
+        blocks do."""
         turn, spans = self.count - 1, []
         for span in self.memory.spans:
             if span.held.kind in ("activation", "extra") and span.start <= turn < span.last:
@@ -131,7 +131,7 @@ class _Measured:
 
     @cached_property
     def working(self) -> list[float]:
-        """Most bytes of each block while it runs, without what outlives it."""
+        """Peak bytes of each block while it runs, without what outlives it."""
         lasting = {id(span) for _, span in self.kept}
         steps = len(self.memory.bytes)
         transient = [
@@ -199,13 +199,13 @@ class _Measured:
         return [tuple(block_moves) for block_moves in moves]
 
     def _inner_axes(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """Which of these axes are of a replica, by their position among those."""
+        """Axes of a replica among these, by their position among a replica's."""
         inner = [name for name in self.program.mesh.names if name not in self.apart]
         return tuple(inner.index(name) for name in axes if name in inner)
 
     def inner(self, number: int, used: Program, cuts: Mapping[str, tuple[int, ...]]) -> tuple[InnerSums, ...]:
-        """The parameters that the block reads first whose gradients are sums inside a replica, or whose
-        shards are cut there: `used` on its mesh alone, `cuts` by path."""
+        """Parameters that the block reads first whose gradients are sums inside a replica, or whose shards are split
+        there: `used` on its mesh alone, `cuts` by path."""
         parameters, paths = {p.tensor: p for p in self.graph.parameters}, {p.path: p for p in used.parameters}
         sums = []
         for stored in self.program.parameters:
@@ -224,7 +224,7 @@ class _Measured:
 
     def moved_bytes(self, number: int, used: Program) -> int:
         """Bytes of the parameters that the block reads first, as this program gathers them, in the layouts of `used`:
-        shards whose cast would leave a sum to it are gathered before it."""
+        shards whose cast would leave a sum to it are gathered before the cast."""
         layouts = {p.path: p.layout for p in used.parameters}
         return sum(
             math.prod(largest_shape(stored.shape, layouts[stored.path], used.mesh)) * self._moved_bytes(stored, number)
@@ -233,7 +233,7 @@ class _Measured:
         )
 
     def _wall(self, number: int) -> tuple[float, float]:
-        """Seconds from where the block starts to where the next one does, in both directions."""
+        """Seconds from the start of the block to the start of the next one, as (forward, backward)."""
         indices = [i for i in range(self.count) if self.block_of[i] == number]
         if not indices:
             return 0.0, 0.0
@@ -256,7 +256,7 @@ class _Measured:
 
     @cached_property
     def _first_waited(self) -> dict[tuple[int, str], float]:
-        """(block, phase) -> when its first collective inside a replica starts."""
+        """Start of the first collective inside a replica, by (block, phase)."""
         starts: dict[tuple[int, str], float] = {}
         for event in self.timeline.events:
             inside_one = event.collective and {*self.apart}.isdisjoint(event.axes)
@@ -266,8 +266,8 @@ class _Measured:
         return starts
 
     def _run_again(self, number: int, indices: list[int]) -> list[int]:
-        """The instructions of a block that run again in backward if only inputs are kept. In a list of modules
-        each stops by itself."""
+        """Instructions of a block that backward reruns if only inputs are kept. In a list of modules each module stops
+        by itself."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
         rerun, left = list[int](), set(indices)
@@ -284,7 +284,7 @@ class _Measured:
         return math.fsum(starts[i + 1] - starts[i] for i in indices if i not in dear)
 
     def _given(self, number: int, run: list[int]) -> set[int]:
-        """The collectives among what runs again whose results may be kept."""
+        """Collectives among the rerun instructions `run` whose results may be kept."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
         ways = self.program.once(weight_ways)
@@ -292,8 +292,8 @@ class _Measured:
         return communicated(steps, within, ways)
 
     def _some(self, number: int, indices: list[int]) -> dict[str, set[int]]:
-        """Policies that keep some of what is dear, by what it takes to make again for each byte, the most first: with
-        prices of memory between, one of these is the best. The whole graph says what it takes, whatever the split."""
+        """Policies that keep some expensive results, those with the most recompute time for each byte first: at prices
+        of memory in between, one of these is the best. The time is that of the whole graph, whatever the split."""
         path = self.short.line.blocks[number].module
         if not path or called_modules(self.graph, path) != (path,):
             return {}
@@ -310,8 +310,8 @@ class _Measured:
         return policies
 
     def _operations_of_element(self, index: int) -> int:
-        """Multiplications for each element of the result: of a linear layer as many as its inputs, of attention as many
-        as there are keys (twice, and half of them masked)."""
+        """Multiplications for each element of the result: for a linear layer its number of inputs, for attention the
+        number of keys (twice, and half of them masked)."""
         step = self.program.instructions[index]
         assert isinstance(step, Compute)
         op = self.graph.by_op[step.op]
@@ -319,8 +319,8 @@ class _Measured:
         return first[-1] if step.target in LINEAR else second[-2]
 
     def _dear_bytes(self, number: int) -> float:
-        """Bytes of the expensive operators of a block: all results, whether a backward reads them or not, and what it
-        keeps beside."""
+        """Bytes of a block's expensive operators: all results, whether a backward reads them or not, and what else they
+        keep."""
         return self._made_bytes({i for i in range(self.count) if self.block_of[i] == number and self._is_dear(i)})
 
     def _made_bytes(self, indices: set[int]) -> float:
@@ -331,7 +331,7 @@ class _Measured:
         return sum(span.held.bytes for span in spans)
 
     def _is_dear(self, index: int) -> bool:
-        """Is its result dear to compute?"""
+        """Is its result expensive to compute?"""
         instruction = self.program.instructions[index]
         return isinstance(instruction, Compute) and is_expensive(instruction.target)
 
@@ -352,7 +352,7 @@ class _Measured:
         return readers
 
     def _entered(self, number: int) -> float:
-        """Bytes of what the block reads of the one before."""
+        """Bytes that the block reads from the one before."""
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
             for name, maker in self._made.items()
@@ -360,7 +360,7 @@ class _Measured:
         )
 
     def _handed_inside(self, number: int) -> float:
-        """For a block that is a list of modules: bytes that one of these reads and the block made outside it."""
+        """Bytes read by one module of a block that is a list of modules, and made by the block outside it; else 0."""
         path = self.short.line.blocks[number].module
         called = called_modules(self.graph, path)
         if called == (path,):
@@ -375,8 +375,8 @@ class _Measured:
         return sum(local_bytes(self.program.value(name), self.program.mesh) for name in there)
 
     def _received(self, number: int, first: int = 0) -> float:
-        """Bytes of what blocks from `first` on make before the block and it reads. What depends on nothing is made
-        again."""
+        """Bytes made by blocks from `first` up to this block that it reads. Results that depend on nothing are
+        recomputed instead."""
         fixed = constants(self.graph)
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
@@ -387,7 +387,7 @@ class _Measured:
         )
 
     def _moved_bytes(self, stored: ProgramParameter, number: int) -> int:
-        """Bytes of an element of a weight gathered for a block: where it is only cast, of the target type."""
+        """Bytes of an element of a weight gathered for a block: of the target type if the weight is only cast."""
         readers = [
             step
             for i, step in enumerate(self.program.instructions)
@@ -398,7 +398,7 @@ class _Measured:
         return max(DTYPE_BYTES[self.program.value(reader.results[0]).dtype] for reader in readers)
 
     def _held(self, number: int) -> tuple[HeldParameters, HeldParameters]:
-        """Held parameters: the block's first uses, and those shared with a block before."""
+        """Held parameters: those that the block uses first, and those shared with an earlier block."""
         graph, mesh, program = self.graph, self.program.mesh, self.program
         parameters = {p.tensor: p for p in (*graph.parameters, *graph.buffers)}
         buffers = {b.value for b in program.buffers}
@@ -424,7 +424,7 @@ class _Measured:
 
 
 def _inner_cuts(used: Program, stored: Program) -> dict[str, tuple[int, ...]]:
-    """Parameter -> axes of a replica over which its shards are cut, as `stored`, and its use is not."""
+    """Parameter -> axes of a replica over which its shards in `stored` are split, and its use is not."""
     before = {p.path: p.layout.placements for p in used.parameters}
     cuts = {}
     for parameter in stored.parameters:
@@ -436,6 +436,6 @@ def _inner_cuts(used: Program, stored: Program) -> dict[str, tuple[int, ...]]:
 
 
 def _times(strategy: str, mesh: Mesh) -> int:
-    """How many devices do the same work under a strategy, as it prints."""
+    """Number of devices that do the same work under a strategy, given as it prints."""
     pairs = zip(strategy.split(), mesh.sizes, strict=False)  # behind the choices may stand where it runs
     return math.prod(size for choice, size in pairs if Choice.parse(choice).kind != "factor")

@@ -1,8 +1,8 @@
 """Pins in a search of whole steps, where meshes differ: what they leave of the splits of a replica.
 
-A pin speaks of the mesh of a stage: the axes dp (replicas), cp or ep where there is one, and tp, or counts of all its
-devices together. Replicas cut the batch and nothing else, so a strategy of a replica's devices is one of the whole
-mesh, or one of several: it stays where one of these does as the pin says.
+A pin refers to the mesh of a stage: the axes dp (replicas), cp or ep if there is one, and tp, or counts of all its
+devices together. Replicas split the batch and nothing else, so a strategy of a replica's devices is one of the whole
+mesh, or one of several: it stays if one of these satisfies the pin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OTHERWISE = "--mesh dp=2,tp=2 --stages 1: a mesh and stages that are given"
 
 
 class PinRefused(UsageError):
-    """No choice on some mesh does as `pin` says, for a reason that is `reason` there."""
+    """Error: no choice on some mesh satisfies `pin`; `reason` says why."""
 
     def __init__(self, pin: str, error: UsageError, reason: str = "") -> None:
         super().__init__(error.message + reason, error.hint)
@@ -42,7 +42,7 @@ class PinRefused(UsageError):
 
 
 def pins_together(reason: str) -> PinRefused:
-    """What one pin leaves does not go with the others, or with the space of whole steps."""
+    """Error for pins that leave no common choice, among themselves or with the space of whole steps."""
     return PinRefused("", UsageError(f"pins: {reason}", OTHERWISE))
 
 
@@ -52,9 +52,9 @@ def style_refused(style: str, reason: str) -> PinRefused:
 
 @dataclass(frozen=True)
 class Left:
-    """What pins leave on one mesh, equal where that is the same: strategies of operators on a replica's axes; layouts
-    of stored tensors on those of a stage; cuts inside a replica in which readers take a tensor. `sharded`: parameters
-    are in shards over the replicas."""
+    """Choices that pins leave on one mesh, equal if these are: strategies of operators on a replica's axes; layouts of
+    stored tensors on a stage's axes; splits inside a replica in which readers take a tensor. `sharded`: parameters are
+    in shards over the replicas."""
 
     ops: tuple[tuple[str, frozenset[Strategy]], ...] = ()
     stored: tuple[tuple[Named, frozenset[Layout]], ...] = ()
@@ -62,7 +62,7 @@ class Left:
     sharded: bool = False
 
     def narrowed(self, formulation: Formulation) -> Formulation:
-        """`formulation`, of a replica's mesh, with what is left. UsageError where nothing is."""
+        """`formulation`, of a replica's mesh, restricted to what is left. UsageError if nothing is."""
         ops, stored, taken = dict(self.ops), dict(self.stored), dict(self.taken)
         keep: dict[int, list[int]] = {}
         for number, site in enumerate(formulation.sites):
@@ -78,7 +78,7 @@ class Left:
         return narrowed(formulation, keep, closed)
 
     def _is_inside(self, inner: Layout, wanted: Collection[Layout]) -> bool:
-        """Is it one of `wanted` inside a replica? What is used whole may be stored in shards there."""
+        """Is `inner` one of `wanted` inside a replica? A tensor used whole may be stored in shards there."""
 
         def alike(layout: Layout) -> bool:
             pairs = zip(layout.placements[INNER:], inner.placements, strict=True)
@@ -87,7 +87,7 @@ class Left:
         return any(map(alike, wanted))
 
     def storage(self, formulation: Formulation) -> Formulation:
-        """`formulation`, of the mesh of a stage, with parameters stored as pins leave them, where they can be."""
+        """`formulation`, of the mesh of a stage, with parameters stored as pins leave them, if they can be."""
         wanted = dict(self.stored)
         keep = {}
         for number, site in enumerate(formulation.sites):
@@ -109,7 +109,7 @@ class StepPins:
     known: dict[Mesh, tuple[Pin, ...]] = field(default_factory=dict)
 
     def on(self, mesh: Mesh) -> tuple[Pin, ...]:
-        """In the words of the mesh of a stage. PinRefused where it has no such axis."""
+        """Pins parsed for the mesh of a stage. PinRefused if it lacks an axis that a pin names."""
         if mesh not in self.known:
             self.known[mesh] = tuple(_parsed(text, mesh) for text in self.texts)
         return self.known[mesh]
@@ -119,8 +119,8 @@ class StepPins:
         return frozenset(name for names in self.names for name in names)
 
     def marks(self, graph: Graph) -> Marks:
-        """Operator -> what pins say of it, of what it reads from storage, and of how it takes what it reads. Equal
-        blocks whose marks are equal stay equal."""
+        """Operator -> what pins demand of it, of what it reads from storage, and of how it takes its operands. Equal
+        blocks with equal marks stay equal."""
         marks: dict[str, list[Hashable]] = {}
         for text, pin, names in zip(self.texts, self.on(EVERY_AXIS), self.names, strict=True):
             how = text.partition("=")[2].strip()
@@ -140,8 +140,8 @@ class StepPins:
         batch: Mapping[str, int],
         sharded: bool,
     ) -> Left:
-        """Choices that the pins leave in `small`, of one replica's samples on its mesh; `wide` has those of all
-        replicas on a mesh that cuts dim `batch[tensor]`. PinRefused where a pin leaves nothing."""
+        """Choices that the pins leave in `small`, of one replica's samples on its mesh; `wide` has the samples of all
+        replicas, on a mesh that splits dim `batch[tensor]`. PinRefused if a pin leaves nothing."""
         mesh, inner = wide.mesh, small.mesh
         pins, there = self.on(mesh), sites_of(wide, self.everything)
         inside = sites_of(small, {key for key in there if key[0] == "op"})
@@ -169,7 +169,7 @@ class StepPins:
 
 
 def step_pins(graph: Graph, texts: Sequence[str]) -> StepPins:
-    """UsageError where a pin can't be read, names nothing, or asks for the memory of the host."""
+    """Pins read from `texts`. UsageError if one can't be read, names nothing, or asks for the memory of the host."""
     pins = StepPins(tuple(texts))
     for pin in pins.on(EVERY_AXIS):
         if pin.memory == ON_HOST:
@@ -181,7 +181,7 @@ def step_pins(graph: Graph, texts: Sequence[str]) -> StepPins:
 
 
 def _of_shards(key: Named, mesh: Mesh, sharded: bool) -> str:
-    """Where parameters lie over replicas, which a pin of one may not agree to."""
+    """Sentence on how parameters lie over replicas, which their pin may contradict; "" if it plays no part."""
     if key[0] != "parameter" or mesh.sizes[DATA] == 1:
         return ""
     return (
@@ -192,7 +192,7 @@ def _of_shards(key: Named, mesh: Mesh, sharded: bool) -> str:
 
 
 def _parsed(text: str, mesh: Mesh) -> Pin:
-    """On the device's memory, where all lies: that says nothing more."""
+    """Pin parsed for the mesh; the device's memory is dropped from it, as everything lies there anyway."""
     try:
         pin = parse_pin(text, mesh)
     except UsageError as error:
@@ -210,7 +210,7 @@ def _fitting(formulation: Formulation, site: Site, pin: Pin) -> Site:
 
 
 def _in_space(site: Site, graph: Graph, batch: Mapping[str, int], mesh: Mesh, sharded: bool) -> Site:
-    """With the choices that a whole step may have: replicas cut the batch, and hold parameters whole or in shards."""
+    """`site` with the choices of a whole step: replicas split the batch, and hold parameters whole or in shards."""
     replicas = mesh.sizes[DATA] > 1
     if site.kind == "op":
         op = graph.by_op[site.name]
@@ -230,7 +230,7 @@ def _in_space(site: Site, graph: Graph, batch: Mapping[str, int], mesh: Mesh, sh
 def _taken(
     formulation: Formulation, pin: Pin, key: Named, batch: Mapping[str, int]
 ) -> Iterator[tuple[str, shard_counts.Counts]]:
-    """(result, the counts inside a replica in which readers are to take it) of a pin that says counts of all."""
+    """Pairs (result, counts inside a replica in which readers are to take it), for a pin with counts of all devices."""
     if pin.out_cuts is None:
         return
     graph, mesh = formulation.graph, formulation.mesh
@@ -255,7 +255,7 @@ def _taken(
 
 
 def _targets(formulation: Formulation, taken: Mapping[str, shard_counts.Counts]) -> Iterator[tuple[int, list[int]]]:
-    """(value, the layouts in which its readers may take it). UsageError where none is as it is to be taken."""
+    """Pairs (value, the layouts in which its readers may take it). UsageError if no layout fits."""
     for v, value in enumerate(formulation.values):
         if value.tensor in taken and not value.tied:
             wanted = taken[value.tensor]

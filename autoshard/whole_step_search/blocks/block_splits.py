@@ -1,8 +1,8 @@
-"""Ways to split all blocks over the devices of one model replica: the least time, and less memory for it.
+"""Splits of all blocks over the devices of one model replica: the least time, and less memory for it.
 
-The replica's mesh has the axis tp, and a second one where it is offered (cp or ep, see context_expert_axes.py);
-replicas (dp) each take samples of their own and are priced apart. Parameters are stored as they are used: optimizer and
-weight sharding over the replicas is a choice of its own.
+The replica's mesh has the axis tp, and a second one if it is offered (cp or ep, see context_expert_axes.py); replicas
+(dp) each take other samples and are priced separately. Parameters are stored as they are used: sharding of weights and
+optimizer state over the replicas is a separate choice.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ ONCE = 1 / 16  # of the seconds of what a step does once, however many micro-bat
 
 @dataclass(frozen=True, eq=False)
 class BlockSplit:
-    """A plan and program of the short graph on the mesh of one replica. `name` says how it was found;
-    `left` what pins left of it."""
+    """Plan and program of the short graph on the mesh of one replica. `name` says how it was found, `left` what pins
+    left of it."""
 
     name: str
     plan: Plan
@@ -58,8 +58,8 @@ class BlockSplit:
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """What is asked of every split beside pins: a style of OF_STYLE for all that no pin decides; may anything be
-    exchanged."""
+    """Request to every split in addition to pins: a style of OF_STYLE for whatever no pin decides, and whether
+    all-to-all exchanges are allowed."""
 
     style: str = ""
     all_to_all: bool = True
@@ -69,7 +69,7 @@ def block_splits(
     graph: Graph, mesh: Mesh, hardware: Hardware, left: Left = NOTHING_SAID, request: SplitRequest | None = None
 ) -> tuple[BlockSplit, ...]:
     """Different splits of `graph` over the devices of a replica; the first is the fastest by the sum of costs. `left`:
-    by pins. PinRefused where that, or what is `request` for, is none."""
+    choices that pins leave. PinRefused if no split satisfies `left` and `request`."""
     request = request or SplitRequest()
     cuts = second_cuts(graph, mesh)
     whole = _stored_as_used(formulate(PlanningContext(graph, mesh, hardware, all_to_all=request.all_to_all), cuts))
@@ -87,7 +87,7 @@ def block_splits(
 
 
 def _choices(whole: Formulation, title: str, with_style: bool) -> dict[tuple[int, ...], str]:
-    """Different choices of a formulation, each with how it was found. `with_style`: a known style beside."""
+    """Different choices of a formulation, each with how it was found. `with_style`: also that of a known style."""
     first = _solved(whole)
     if first is None:
         return {}
@@ -107,8 +107,8 @@ def _solved(formulation: Formulation) -> Solution | None:
 
 
 def _in_styles(whole: Formulation, style: str, left: Left) -> Iterator[tuple[str, Formulation]]:
-    """(title, `whole` in a style), of each that is asked for, but for what pins decide. PinRefused where there is
-    none."""
+    """Pairs (title, `whole` in a style) for each style asked for; what pins decide stays free. PinRefused if no style
+    is possible."""
     if not style:
         yield "", whole
         return
@@ -130,7 +130,7 @@ def _split(name: str, formulation: Formulation, solution: Solution, graph: Graph
 
 
 def _variants(whole: Formulation, fastest: Solution, with_style: bool) -> Iterator[tuple[str, Formulation, Keep]]:
-    """(name, a formulation, the choices that stay of nodes that lose some)."""
+    """Triples (name, a formulation, choices that remain for restricted nodes)."""
     priced = _with_memory(whole.problem, fastest.objective / max(fastest.peak_bytes, 1.0))
     yield "its bytes worth its seconds", replace(whole, problem=priced), {}
     keep = STYLES[STYLE].keep(whole) if with_style else ""
@@ -139,7 +139,7 @@ def _variants(whole: Formulation, fastest: Solution, with_style: bool) -> Iterat
 
 
 def _with_memory(problem: Problem, price: float) -> Problem:
-    """Seconds with `price` seconds for each byte that is kept until backward. Equal arrays stay one object."""
+    """Problem whose seconds include `price` for each byte kept until backward. Equal arrays stay one object."""
     nodes: dict[object, Floats] = {}
     moved: dict[object, Floats] = {}
 
@@ -161,8 +161,8 @@ def _with_memory(problem: Problem, price: float) -> Problem:
 
 
 def _stored_as_used(formulation: Formulation) -> Formulation:
-    """No weight is gathered for use, and what is left of its communication, once a step, counts as little. Gradients
-    that are summed before they pass a cast of a weight are summed for each micro-batch."""
+    """Formulation in which no weight is gathered for use, and the remaining weight communication, once a step, costs
+    little. Gradients summed before they pass a weight's cast are summed for each micro-batch."""
     parameters = {p.tensor for p in formulation.graph.parameters}
     weights = parameters | set(formulation.graph.weights)
     known: dict[object, Floats] = {}
@@ -181,7 +181,7 @@ def _stored_as_used(formulation: Formulation) -> Formulation:
 
 
 def _held(layout: Layout) -> Layout:
-    """A partial gradient changes nothing about the value; and a sum of what one device has and zeros elsewhere, as a
-    bias is added to a product's, is made of a whole weight where it stands."""
+    """`layout` of the value alone. A partial gradient does not change the value; and a sum of one device's value and
+    zeros elsewhere, as for a bias added to a product, is made of a whole weight in place."""
     whole = (REPLICATE_PARTIAL, PARTIAL)
     return Layout(tuple(REPLICATE if placement in whole else placement for placement in layout.placements))

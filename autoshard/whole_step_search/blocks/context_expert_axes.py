@@ -1,5 +1,5 @@
-"""The second axis of the devices that share a block beside tp: cp cuts attention along the sequence (context
-parallelism), ep cuts layers of experts (expert parallelism). What it cuts, and where it may pay.
+"""The second axis, next to tp, of the devices that share a block: cp splits attention along the sequence (context
+parallelism), ep splits layers of experts (expert parallelism). What it splits, and where it may pay.
 
 All other operators, and tp, are free on both axes.
 """
@@ -24,18 +24,18 @@ Sizes = tuple[int, ...] | None  # None: as they are offered
 
 
 def longest_tokens(graph: Graph) -> int:
-    """The longest sequence that attends, in tokens; 0 without attention."""
+    """Longest sequence with attention, in tokens; 0 without attention."""
     return max((_tokens(graph, op) for op in graph.ops if _attends(op)), default=0)
 
 
 def expert_count(graph: Graph) -> int:
-    """What divides the number of experts of every layer that has some; 0 without any."""
+    """Greatest common divisor of the numbers of experts of all expert layers; 0 without any."""
     weights = (op.operands[1] for op in graph.ops if op.target == EXPERTS)
     return math.gcd(*(graph.tensor(name).shape[0] for name in weights if name is not None))
 
 
 def second_cuts(graph: Graph, mesh: Mesh) -> Allowed | None:
-    """Strategies that cut what the second axis of `mesh` is for; None of a mesh without one. Where no strategy of an
+    """Strategies that split what the second axis of `mesh` is for; None for a mesh without one. If no strategy of an
     operator does, all of them stay."""
     name = mesh.names[0]
     if name not in (CONTEXT, EXPERT):
@@ -62,19 +62,19 @@ def _tokens(graph: Graph, op: Op) -> int:
 
 
 def _cuts(layout: Layout | None, dim: int) -> bool:
-    """On the first axis."""
+    """Does the layout split `dim` on the first axis?"""
     placement = layout.placements[0] if layout is not None else None
     return isinstance(placement, Shard) and placement.dim == dim
 
 
 def shared_experts(devices: int, experts: int) -> list[int]:
-    """How many of the devices may share the experts: 1, and powers of two that divide both."""
+    """Numbers of devices that may share the experts: 1, and powers of two that divide both."""
     counts = (2**n for n in range(devices.bit_length()))
     return [n for n in counts if n == 1 or (experts and math.gcd(devices, experts) % n == 0)]
 
 
 def unsearched(context: Sizes, expert: Sizes, offered: tuple[int, int]) -> Iterator[str]:
-    """The second axes that may pay and were not asked for."""
+    """Second axes that may pay and were not asked for."""
     tokens, experts = offered
     if context == (1,) and tokens >= 2 * LEAST_TOKENS:
         yield "cp in addition to tp, for long sequences: --context-parallel auto searches it, too"
@@ -94,8 +94,8 @@ def second_axes(
     offered: tuple[int, int],
     no: Callable[[str], None],
 ) -> Iterator[tuple[int, int]]:
-    """(devices of cp, devices of ep) that divide `devices`, of which one is 1: of `offered` (tokens, experts) where
-    sizes are None. Those alone are offered that tp is not as well, as `apart` says of a size."""
+    """Pairs (devices of cp, devices of ep) that divide `devices`, at least one of them 1; those of `offered` (tokens,
+    experts) if sizes are None. Sizes that tp has as well, those not `apart`, are not offered."""
     tokens, experts = offered
     long = [n for n in shared_sequences(devices, tokens) if n == 1 or apart(n)]
     many = [n for n in shared_experts(devices, experts) if n == 1 or apart(n)]

@@ -1,7 +1,7 @@
-"""A split of one replica on the mesh of all replicas: the batch cut over them, parameters whole or in shards there.
+"""Applies a split of one replica to the mesh of all replicas: batch split over them, parameters whole or in shards.
 
-Every operator takes the choice of the block that stands for its kind on the axes of a replica, and the batch on the
-replicas' axis; redistributions and storage follow by the solver.
+Every operator has the choice of the block that stands for its kind on the axes of a replica, and the batch on the
+replicas' axis; the solver chooses redistributions and storage.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def replicated_split(
     micro_batches: int = 1,
     pins: Sequence[Pin] = (),
 ) -> tuple[Formulation, Solution]:
-    """The split for the graph of `line`, which has the samples of all `replicas`: `captured` carried there, whose batch
-    is known (another dim may have the size of the carried one); `short` is what was split. `sharded`: parameters in
-    shards over the replicas, where they can be. `micro_batches`: of a step, over which what runs once a step is shared
-    out. `pins` are held to as those of any plan."""
+    """The split for the graph of `line`, which has the samples of all `replicas`: `captured` resized to them, whose
+    batch is known (another dim may have the size of the resized one); `short` is the graph that was split. `sharded`:
+    parameters in shards over the replicas, if they can be. `micro_batches`: of a step, over which costs once a step are
+    shared out. `pins` hold as in any plan."""
     mesh = Mesh(((REPLICAS, replicas), *split.mesh.axes))
     batch = batch_dims(captured) if replicas > 1 else {}  # of one sample alone it could not be followed
     wanted = _wanted(line, short, split)
@@ -72,7 +72,7 @@ def replicated_split(
 
 
 def _wanted(line: BlockLine, short: ShortGraph, split: BlockSplit) -> dict[str, Strategy]:
-    """The strategy of every operator of the line, on the axes of a replica."""
+    """Strategy of every operator of the line, on the axes of a replica."""
     chosen = chosen_strategies(split.plan, split.graph)
     wanted: dict[str, Strategy] = {}
     for block in line.blocks:
@@ -90,8 +90,8 @@ def _allowed(
     weights: set[str],
     without_batch: set[str],
 ) -> Allowed:
-    """Strategies that place on the axes of a replica what is `wanted` there, and cut the batch on the other. `weights`
-    that are in shards are cast as the solver likes; what is `without_batch` is cut in no more blocks than there."""
+    """Strategies that place on the axes of a replica what is `wanted` there, and split the batch on the other.
+    `weights` in shards are cast as the solver likes; what is `without_batch` is split in no more blocks than there."""
     same: dict[
         tuple[object, ...], tuple[bool, Strategy]
     ] = {}  # the strategy beside its id: no other takes it meanwhile
@@ -113,9 +113,9 @@ def _allowed(
 
 
 def _in_shards(formulation: Formulation, wanted: dict[str, Strategy]) -> Formulation:
-    """Parameters in shards over the replicas, and over those devices of a replica over which their gradients are sums,
-    as far as they can be. Over its other devices a weight is cast as it is stored: an exchange after the cast would
-    run in every micro-batch."""
+    """Formulation with parameters in shards over the replicas and over those devices of a replica over which their
+    gradients are sums, as far as possible. Over its other devices a weight is cast as it is stored: an exchange after
+    the cast would run in every micro-batch."""
     axes = range(len(formulation.mesh.sizes))
     keep: dict[int, list[int]] = {}
     stored: dict[str, tuple[list[int], set[Placements]]] = {}
@@ -132,7 +132,7 @@ def _in_shards(formulation: Formulation, wanted: dict[str, Strategy]) -> Formula
 def _cast_as_stored(
     formulation: Formulation, stored: Mapping[str, tuple[list[int], set[Placements]]]
 ) -> dict[int, list[int]]:
-    """The strategies of casts that take a weight as one of its placements on these axes, where there are some."""
+    """Strategies of casts that take a weight as one of its placements on these axes, if there are any."""
     keep: dict[int, list[int]] = {}
     for number, site in enumerate(formulation.sites):
         op = formulation.graph.by_op.get(site.name) if site.kind == "op" else None
@@ -150,7 +150,7 @@ def _on(layout: Layout, axes: Sequence[int]) -> Placements:
 
 
 def _whole(formulation: Formulation) -> Formulation:
-    """Parameters whole over the replicas."""
+    """Formulation with parameters whole over the replicas."""
     nodes: list[Node] = []
     for site, node in zip(formulation.sites, formulation.problem.nodes, strict=True):
         if site.kind == "parameter":

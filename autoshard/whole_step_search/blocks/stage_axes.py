@@ -1,4 +1,4 @@
-"""The axes of a stage's mesh: replicas, which cut the batch and nothing else, and those of a replica's devices."""
+"""Axes of a stage's mesh: replicas, which split the batch and nothing else, and those of a replica's devices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DATA, INNER = range(2)  # their positions; those of a replica's devices from INN
 
 
 def same_inside(strategy: Strategy, split: Strategy, exact: Sequence[bool] = ()) -> bool:
-    """Does it do on the axes of a replica what `split` does on its own? By layouts: the letters of a rule leave out
-    dims of one sample. A dim joined of samples and more is cut within each sample, in as many blocks, but none of an
-    operand that is `exact`, which has no samples."""
+    """Does `strategy` do on the axes of a replica what `split` does on its mesh? Layouts are compared, as the letters
+    of a rule leave out dims of one sample. A dim joined of samples and more is split within each sample, in as many
+    blocks, but in none for an operand that is `exact`, which has no samples."""
     if (strategy.variant, strategy.host) != (split.variant, split.host):
         return False
     for one, two, held in zip(strategy.operands, split.operands, exact, strict=False):
@@ -36,8 +36,8 @@ def _alike(one: Placement, other: Placement) -> bool:
 
 
 def in_space(op: Op, strategy: Strategy, batch: Mapping[str, int]) -> bool:
-    """On a stage's mesh: do replicas shard every operand and result that has the batch along it, and nothing else?
-    What has none, such as a cast of a weight, may be done on shards."""
+    """Do replicas, on a stage's mesh, shard every operand and result that has the batch along it, and nothing else? An
+    operator without one, such as a cast of a weight, may run on shards."""
     if batch.keys().isdisjoint((*op.operands, *op.results)):
         return True
     pairs = [*zip(op.operands, strategy.operands, strict=True), *zip(op.results, strategy.results, strict=True)]

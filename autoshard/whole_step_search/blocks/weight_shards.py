@@ -1,4 +1,4 @@
-"""Where weights in shards are stored: as their uses are cut, and over axes on which every use has them whole, too."""
+"""Storage of weights in shards: split as their uses are, and also over axes on which every use has them whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weight_uses(graph: Graph, chosen: Mapping[str, Strategy]) -> dict[str, list[
 
 
 def weight_sites(formulation: Formulation, uses: Mapping[str, object]) -> Iterable[tuple[int, Site]]:
-    """(node, site) of the weights that are used."""
+    """Pairs (node, site) of the weights that are used."""
     return [(n, s) for n, s in enumerate(formulation.sites) if s.kind == "parameter" and s.name in uses]
 
 
@@ -47,8 +47,8 @@ def placements_on(uses: Sequence[Layout], axis: int) -> set[Placement]:
 
 
 def may_cast(op: Op, strategy: Strategy, weights: set[str]) -> bool | None:
-    """Whether the cast of a weight leaves the sum of its gradient to others, for shards may be cast, and gathered
-    after that. None of any other operator."""
+    """May shards be cast, and gathered afterwards: does this cast of a weight leave the sum of its gradient to others?
+    None for other operators."""
     if op.target != CAST or op.operands[0] not in weights:
         return None
     return not any(layout is not None and PARTIAL in layout.placements for layout in strategy.operands)
@@ -57,9 +57,9 @@ def may_cast(op: Op, strategy: Strategy, weights: set[str]) -> bool | None:
 def shard_layouts(
     site: Site, uses: Sequence[Layout], sizes: Sequence[int], free: Sequence[bool], whole: bool = False
 ) -> list[int]:
-    """The layouts of `site` that are cut as the uses are, and on the axes that are `free` as far as they can be, so
-    that a gather over these leaves what is used, one dim rather than several and the first one rather than others; or
-    not there at all where it is to be `whole`."""
+    """Layouts of `site` that are split as the uses are, and on the `free` axes as far as possible, so that a gather
+    over these leaves what is used, along one dim rather than several and the first one rather than others. If it is to
+    be `whole`, the free axes are not split."""
     used = [placements_on(uses, axis) for axis in range(len(sizes))]
 
     def rank(layout: Layout) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ def shard_layouts(
 
 
 def _tangled(layout: Layout, free: Sequence[bool]) -> int:
-    """How many axes that are free cut a dim which an axis inside them, that is not, cuts again: devices along the
-    outer one together have parts of every cut, and none as it is used."""
+    """Number of free axes that split a dim which a non-free axis inside them splits again: devices along the outer one
+    together have parts of every shard, and none as it is used."""
     dims = [placement.dim if isinstance(placement, Shard) else None for placement in layout.placements]
     inside = ({dim for dim, cut in zip(dims[axis:], free[axis:], strict=True) if not cut} for axis in range(len(dims)))
     pairs = zip(dims, free, inside, strict=True)

@@ -1,9 +1,9 @@
-"""Places with meshes of their own: each mesh decided for the operators that its places run, alone.
+"""Places with separate meshes: each mesh decided only for the operators that its places run.
 
-The operators of a place's parts are a graph: what they read of other places is an input, and what they hand on is
-summed into a loss, so that gradients flow back through them. It is searched as a model of its own, within the memory of
-the place's devices. Operators of other places cost nothing on the mesh: each is split so that what is read of it lies
-as the place wants it. A mesh keeps what was found for the whole model where that makes the shorter step.
+The operators of a place's parts are a graph: what they read from other places is an input, and what they hand on is
+summed into a loss, so that gradients flow back through them. It is searched as a separate model, within the memory of
+the place's devices. Operators of other places cost nothing on the mesh: each is split so that what is read from it lies
+as the place wants it. A mesh keeps its choice for the whole model if that makes the shorter step.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ ELSEWHERE = 1e-6  # times the costs of what other places run: it breaks ties alo
 @dataclass
 class _OwnPlace:
     """A place: its mesh and devices, the graph of what it runs, the limit of a step, and the plan within the room for a
-    micro-batch. Tried is room of `least_bytes`, of which there is a plan that fits, or none at all, and of
-    `most_bytes`, of which the whole step does not fit."""
+    micro-batch. Rooms tried: `least_bytes`, which gave a plan that fits or none at all, and `most_bytes`, whose whole
+    step does not fit."""
 
     graph: Graph
     mesh: Mesh
@@ -58,7 +58,7 @@ class _OwnPlace:
     most_bytes: float = math.inf
 
     def found(self, searched: Callable[[Graph, Mesh, Hardware, float], Plan]) -> bool:
-        """Whether there is a plan, in more room where there is none in the last."""
+        """Searches a plan, in more room while there is none in the last; False if none is found."""
         while self.plan is None:
             try:
                 self.plan = searched(self.graph, self.mesh, self.hardware, self.room_bytes)
@@ -69,7 +69,7 @@ class _OwnPlace:
         return True
 
     def narrow(self, peak_bytes: float) -> None:
-        """Asks for another plan by the peak of the place's whole step, unless this one is near enough."""
+        """Clears the plan to ask for another by the peak of the place's whole step, unless this one is near enough."""
         assert self.plan is not None
         plan_peak = self.plan.predicted_peak_bytes
         if peak_bytes > self.limit_bytes:
@@ -80,7 +80,7 @@ class _OwnPlace:
             self.plan = None
 
     def _between(self, likely_bytes: float) -> bool:
-        """Sets the room for a micro-batch, if there is any between what is too little and too much."""
+        """Sets the room for a micro-batch; False if none is left between too little and too much."""
         inside = self.least_bytes < likely_bytes < self.most_bytes
         self.room_bytes = likely_bytes if inside else (self.least_bytes + self.most_bytes) / 2
         return self.most_bytes - self.least_bytes > NEAR * self.most_bytes and self.most_bytes < math.inf
@@ -95,9 +95,9 @@ def with_own_parts(
     stepped: Callable[[Plan], Plan],
     searched: Callable[[Graph, Mesh, Hardware, float], Plan],
 ) -> Plan | None:
-    """The best whole step that is known, or that is made of `plan` where each of its meshes is decided for the parts of
-    its places; None where none fits. `stepped`: with the whole step, simulated; `searched`: the plan of a graph on a
-    mesh within so many bytes a device. `known`: the best whose meshes are decided for the whole model."""
+    """The best whole step: `known`, the best whose meshes are decided for the whole model, or `plan` with each mesh
+    decided for the parts of its places; None if none fits. `stepped`: adds the simulated whole step; `searched`: the
+    plan of a graph on a mesh within this many bytes a device."""
     whole = stepped(plan)
     places = _places(whole, graph, hardware, limit_bytes)
     best, nothing = known or whole, dict[Mesh, list[str]]()
@@ -135,13 +135,13 @@ def _places(whole: Plan, graph: Graph, hardware: Hardware, limit_bytes: float) -
 
 
 def _rank(step: Plan, limit_bytes: float) -> tuple[float, float]:
-    """Smaller is better: the bytes, or those that are too many, then the seconds of a step."""
+    """Sort key, smaller is better: bytes, or those above the limit, then the seconds of a step."""
     size = step.peak_within(limit_bytes)
     return size if step.search.level == MEMORY else max(0.0, size - limit_bytes), step.step_seconds
 
 
 def _words(place: _OwnPlace) -> str:
-    """What was found for the parts of a place, and what is proved of them."""
+    """Sentence on the result for the parts of a place, with its bound."""
     assert place.plan is not None
     bound = place.plan.certificate.level_bound if place.plan.search.level == SPEED else 0.0
     least = f", and no plan of that alone less than {format_seconds(bound)}" if bound else ""
@@ -151,14 +151,14 @@ def _words(place: _OwnPlace) -> str:
 
 @dataclass(frozen=True)
 class _Decided:
-    """What is decided on a mesh, as fields of a plan, and the sum of its costs."""
+    """Decisions on a mesh, as fields of a plan, and the sum of their costs."""
 
     fields: dict[str, Any]
     seconds: float
 
 
 def _decided(plan: Plan, mesh: Mesh, places: Sequence[_OwnPlace], graph: Graph, hardware: Hardware) -> _Decided:
-    """What was found for the places of a mesh, the first before the others, with operators elsewhere to suit."""
+    """Decisions for the places of a mesh, earlier places first, with operators elsewhere chosen to suit."""
     chosen: dict[str, Strategy] = {}
     stored: dict[str, Layout] = {}
     for place in places:
@@ -195,7 +195,7 @@ def _adopted(plan: Plan, mesh: Mesh, decided: _Decided, graph: Graph, hardware: 
 
 
 def _light_elsewhere(whole: Formulation, names: Collection[str]) -> Problem:
-    """The problem in which operators and weights but `names` cost next to nothing, and what they read does."""
+    """Problem in which operators and weights other than `names` cost next to nothing, unless `names` read them."""
     named = [site.name in names or site.kind == "sink" for site in whole.sites]
     lightened: dict[int, Floats] = {}  # of what is equal once, by which a solver sees what repeats
 
@@ -213,7 +213,7 @@ def _light_elsewhere(whole: Formulation, names: Collection[str]) -> Problem:
 
 
 def place_graphs(plan: Plan, graph: Graph) -> tuple[Graph, ...]:
-    """The graph of what each place runs, in a plan with a whole step."""
+    """Graph of what each place runs, in a plan with a whole step."""
     op_names: list[set[str]] = [set() for _ in range(plan.step.stages)]
     for place, part in zip(plan.step.part_stages, stage_programs(lower(plan, graph)), strict=True):
         op_names[place] |= {step.op for step in part.instructions if isinstance(step, Compute)}
@@ -224,7 +224,7 @@ def place_graphs(plan: Plan, graph: Graph) -> tuple[Graph, ...]:
 
 
 def part_graph(graph: Graph, ops: Collection[str], wanted: Collection[str | None]) -> Graph:
-    """The graph of these operators alone, where others want so of what they make: its sum is a part of the loss."""
+    """Graph of these operators alone; the sum of each `wanted` result becomes a part of the loss."""
     operators = [op for op in graph.ops if op.name in ops]
     results = {name for op in operators for name in op.results}
     updates = tuple(pair for pair in graph.buffer_updates if pair[1] in results)

@@ -1,1 +1,1 @@
-"""Parameter servers: what servers and workers do, and who gets which share, without a word of how they talk."""
+"""Parameter servers: the work of servers and workers, and the dispatch of shares, independent of the transport."""

@@ -1,11 +1,11 @@
-"""Which worker gets which share, and when, so that no gradient is older than it may be.
+"""Dispatch of shares to workers, such that no gradient exceeds the allowed staleness.
 
-An update of server S is one share's gradient. How many updates S makes between the pull of a share o and its push is at
-most C(o), the shares that were outstanding when o was dealt, and D(o), those dealt since while o is outstanding: each
-is applied at S once at most. So C(o) + D(o) <= K for all that are outstanding bounds every staleness by K.
+An update of server S is one share's gradient. The number of updates of S between the pull of a share o and its push is
+at most C(o), the shares outstanding when o was dispatched, plus D(o), those dispatched since while o is outstanding:
+each is applied at S at most once. So C(o) + D(o) <= K for all outstanding shares bounds all staleness by K.
 
 A share whose worker was lost stays outstanding until another has done it: its gradient may be on its way to a server.
-Servers take a share's gradient once, so dealing it again adds nothing to the others' D.
+Servers accept a share's gradient once, so dispatching it again adds nothing to the others' D.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Dealt:
 
 @dataclass
 class Dealer:
-    """`staleness`: K, or None where all shares of a step are of the same parameters."""
+    """Dispatches shares to workers. `staleness`: K, or None if all shares of a step use the same parameters."""
 
     staleness: int | None = None
     waiting: deque[Share] = field(default_factory=deque)
@@ -42,7 +42,7 @@ class Dealer:
         self.waiting.extend(shares)
 
     def deal(self, worker: Hashable) -> Share | None:
-        """The next share of a worker; None where there is none, or it has enough, or it would be too old."""
+        """Next share of a worker; None if there is none, if it has enough, or if the share would be too old."""
         if sum(lease.worker == worker for lease in self.dealt.values()) >= DEPTH:
             return None
         if self.lost:
@@ -67,7 +67,7 @@ class Dealer:
         self.dealt.pop(share)
 
     def lose(self, worker: Hashable) -> list[Share]:
-        """The worker is no more: others get its shares, before all that wait."""
+        """Removes a lost worker; its shares are dispatched to others first. Returns them."""
         shares = [share for share, lease in self.dealt.items() if lease.worker == worker]
         for share in shares:
             del self.dealt[share]

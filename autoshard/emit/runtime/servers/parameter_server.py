@@ -1,7 +1,7 @@
-"""A server: its parts of the parameters and of the optimizer's state, and the updates of these.
+"""A server: its parts of the parameters and of the optimizer's state, and their updates.
 
-Calls name a `generation`: it counts how often the servers went back to a snapshot. What was on its way since before is
-of numbers that are no more, and is refused.
+Calls carry a `generation`, which counts how often the servers were restored from a snapshot. A call of an earlier one
+refers to discarded numbers, and is refused.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ KEPT_SHARES = 1 << 16  # numbers of shares that were applied: of others none is 
 
 
 class Outdated(Exception):
-    """A call of another generation: the servers have gone back since, or this one has started again."""
+    """Refuses a call of another generation: the servers were restored since, or this one has restarted."""
 
 
 class TooOld(AssertionError):
-    """A gradient is older than the staleness allows: the shares were dealt wrongly."""
+    """A gradient is older than the staleness allows: the shares were dispatched wrongly."""
 
 
 class ParameterServer:
-    """`rowwise`: tables are trained by row-wise Adagrad, on the rows that were read. `shares`: of a step, where all of
-    it is of the same parameters; 0: each is applied as it comes, no older than `staleness`."""
+    """One server. `rowwise`: tables are trained by row-wise Adagrad, on the rows that were read. `shares`: per step, if
+    all of them use the same parameters; 0: each is applied when it arrives, no older than `staleness`."""
 
     def __init__(
         self, served: Mapping[str, Served], servers: int, number: int, *, optimizer: str, rowwise: bool, shares: int,
@@ -70,7 +70,7 @@ class ParameterServer:
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing of the next step is there."""
+        """Begins a step, with nothing of it received yet."""
         self.next, self.held = 0, dict[int, tuple[Mapping[str, Tensor], Mapping[str, list[Rows]]]]()
         self.sum: dict[str, Tensor] = {}
         self.rows_read: dict[str, list[Rows]] = {}
@@ -78,7 +78,7 @@ class ParameterServer:
         self.applied: dict[Share, None] = {}
 
     def _forget(self) -> None:
-        """The state of the optimizers is that of a fresh run."""
+        """Resets the optimizers' state to that of a fresh run."""
         self.generation = -1
         if self.optimizer is not None:
             self.optimizer.state.clear()
@@ -88,8 +88,8 @@ class ParameterServer:
     # --- what it starts from ---
 
     def start(self, generation: int, weights: Mapping[str, Whole], computed: Computed, seed: int) -> list[str]:
-        """From weights of the original, of which this part is read, or from numbers drawn from the seed. Returns the
-        names whose start is a guess."""
+        """Starts from weights of the original, reading this server's part, or from numbers drawn from the seed. Returns
+        the names whose start is a guess."""
         guessed = []
         self._forget()
         for name, value in self.values.items():
@@ -122,7 +122,7 @@ class ParameterServer:
         torch.save({"step": self.step, "version": self.version, "parts": state}, f"{folder}/server-{self.number}.pt")
 
     def restore(self, generation: int, folder: str) -> None:
-        """From a snapshot, which may be of another number of servers."""
+        """Restores a snapshot, which may be of another number of servers."""
         self._forget()
         filled = dict.fromkeys(self.spans, 0)
         for path in sorted(Path(folder).glob("server-*.pt")):
@@ -138,7 +138,7 @@ class ParameterServer:
         self._begin()
 
     def _take(self, name: str, part: Mapping[str, Any]) -> int:
-        """The rows of a saved part that are this server's; returns their number."""
+        """Takes this server's rows of a saved part; returns their number."""
         start, stop = self.spans[name]
         value, first = local(self.values[name]).detach(), int(part["start"])
         rows = part["value"].shape[0] if part["value"].dim() else 1
@@ -172,13 +172,13 @@ class ParameterServer:
     # --- what workers ask for ---
 
     def pull(self, generation: int) -> tuple[int, dict[str, Tensor]]:
-        """The version (updates so far), and all that is no table."""
+        """The version (updates so far), and all parameters that are no tables."""
         self._check(generation)
         held = {name: local(value).detach() for name, value in self.values.items() if not self.served[name].table}
         return self.version, {name: value.clone() for name, value in held.items()}
 
     def rows(self, generation: int, wanted: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-        """Of tables, the rows of ids that count from the first of this part."""
+        """Table rows by their ids, which count from the first row of this part."""
         self._check(generation)
         return [local(self.values[name]).detach()[ids] for name, ids in wanted]
 
@@ -186,8 +186,8 @@ class ParameterServer:
         self, generation: int, share: Share, pulled: int, dense: Mapping[str, Tensor], rows: Mapping[str, list[Rows]],
         rates: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """A share's gradients; once, however often it comes. `pulled`: the version that it is of. `rates`: of the
-        update, where it is at once."""
+        """Adds a share's gradients, only once however often they come. `pulled`: the version they were computed from.
+        `rates`: those of an immediate update."""
         self._check(generation)
         if self.shares:
             step, number = share
@@ -223,7 +223,7 @@ class ParameterServer:
     # --- the update ---
 
     def squares(self, generation: int, step: int) -> float:
-        """The sum of the squares of the step's gradients, all of whose shares are there."""
+        """Sum of the squares of the step's gradients, once all its shares are there."""
         self._check(generation)
         assert step == self.step + 1 and self.next == self.shares, f"{self.next} of {self.shares} shares have come"
         self._collect()
@@ -231,7 +231,7 @@ class ParameterServer:
         return float(sum((gradient.square().sum() for gradient in (*self.sum.values(), *ready)), torch.zeros(())))
 
     def _collect(self) -> None:
-        """Rows that several look-ups read, each once; whole gradients of tables that have a dense optimizer."""
+        """Sums rows that several look-ups read; makes whole gradients of tables with a dense optimizer."""
         if self.ready is not None:
             return
         self.ready = {}
@@ -245,7 +245,7 @@ class ParameterServer:
                 self.sum[name] = torch.zeros_like(local(self.values[name]).detach()).index_copy_(0, ids, added)
 
     def update(self, generation: int, step: int, scale: float, rates: tuple[float, float]) -> None:
-        """With the gradients by `scale`; `rates`: of the optimizer, and of rows."""
+        """Updates with the gradients times `scale`; `rates`: those of the optimizer, and of rows."""
         self._check(generation)
         if step != self.step + 1:
             return
@@ -276,10 +276,10 @@ class ParameterServer:
         self.applied = applied
 
     def done(self, generation: int, step: int) -> None:
-        """Of shares that are applied at once: the step whose shares all were."""
+        """Marks a step whose shares were all applied immediately as done."""
         self._check(generation)
         self.step = step
 
     def report(self) -> dict[str, Any]:
-        """For tests and the log: updates, the oldest gradient that came, bytes."""
+        """Figures for tests and the log: updates, the age of the oldest gradient received, bytes."""
         return {"version": self.version, "oldest": self.oldest, "bytes": sum(v.nbytes for v in self.values.values())}

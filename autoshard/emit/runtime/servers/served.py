@@ -1,4 +1,4 @@
-"""Which rows of each parameter lie on which server: small parameters whole, others in equal parts of rows."""
+"""Distribution of parameters over servers: small ones whole, others in equal parts of rows."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Served:
 
 
 def stored_tensors(build_model: Callable[[ParallelMesh], nn.Module], axes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Parameters and buffers by original name, on the meta device: without memory."""
+    """Parameters and buffers by original name, on the meta device (without memory)."""
     mesh = ParallelMesh(axes, 0, lambda *_: None, torch.device("meta"))  # type: ignore[arg-type]
     model = build_model(mesh)
     return {sharding(tensor).name: tensor for tensor in (*model.parameters(), *model.buffers())}
 
 
 def served_parameters(stored: Mapping[str, Tensor], tables: Collection[str], servers: int) -> dict[str, Served]:
-    """What lies on servers: all that is trained, and all tables. The largest first, each where least lies."""
+    """Trained parameters and all tables, assigned to servers: the largest first, each to the least loaded server."""
     loads, served = [0] * servers, {}
     params = {name: param for name, param in stored.items() if isinstance(param, nn.Parameter)}
     params = {name: param for name, param in params.items() if param.requires_grad or name in tables}

@@ -1,4 +1,4 @@
-"""A table on a worker that does not hold it: a look-up gets the rows of its ids from the servers, and reads these."""
+"""A table on a worker that does not hold it: a look-up fetches the rows of its ids from the servers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Way = tuple[int, int, tuple[int, ...], tuple[int, ...], int]  # of ids: which in
 
 @dataclass
 class Lookups:
-    """The look-ups of the share that runs. `read`: of each table the ids, once each, and the rows, whose `grad`
-    backward fills; the order is that of the look-ups."""
+    """The look-ups of the running share. `read`: for each table the ids, once each, and the rows, whose `grad` backward
+    fills; in the order of the look-ups."""
 
     rows_of: RowsOf
     ways: dict[str, list[Way]]  # kept from share to share
@@ -26,7 +26,7 @@ class Lookups:
     read: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
 
     def take(self, table: ServedTable, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of all ids, each once, as a leaf of autograd; and where in them each id is."""
+        """Rows of all ids, each once, as a leaf of autograd; and the position of each id among them."""
         view = way_of(getattr(ids, "on_device", ids), self.inputs)
         unique, rows = self.ahead.get((table.table_name, view), (None, None)) if view is not None else (None, None)
         if view is not None and view not in self.ways.setdefault(table.table_name, []):
@@ -42,7 +42,7 @@ class Lookups:
         return rows, places
 
     def pull_ahead(self, inputs: Sequence[Tensor]) -> dict[tuple[str, Way], tuple[Tensor, Tensor]]:
-        """The rows that the next share will look up, as far as their ids are parts of its inputs."""
+        """Rows that the next share will look up, if their ids are parts of its inputs."""
         pulled = {}
         for table, ways in [(name, list(ways)) for name, ways in list(self.ways.items())]:
             for view in ways:
@@ -55,7 +55,7 @@ class Lookups:
 
 
 def way_of(ids: Tensor, inputs: Sequence[Tensor]) -> Way | None:
-    """How ids are a view of an input; None where they are computed."""
+    """How ids are a view of an input; None if they are computed."""
     address = ids.untyped_storage().data_ptr()
     for number, source in enumerate(inputs):
         if source.untyped_storage().data_ptr() == address and source.dtype == ids.dtype and source.is_contiguous():
@@ -65,7 +65,7 @@ def way_of(ids: Tensor, inputs: Sequence[Tensor]) -> Way | None:
 
 
 class ServedTable(torch.Tensor):
-    """Stands for the table in a model: it has its shape, no memory, and takes part in look-ups alone."""
+    """Stand-in for the table in a model: it has its shape, no memory, and supports look-ups only."""
 
     table_name: str
     trained: bool
@@ -87,7 +87,7 @@ def served_table(shape: Sequence[int], name: str, trained: bool, lookups: Callab
 
 
 def _padding(padding_idx: int | None, table: ServedTable, ids: Tensor) -> int | None:
-    """Where among the rows the padding is, if it is."""
+    """Position of the padding among the rows, None if it is absent."""
     if padding_idx is None:
         return None
     index = padding_idx + table.shape[0] if padding_idx < 0 else padding_idx

@@ -1,7 +1,7 @@
-"""How workers and the driver reach the servers: whole parameters and tables here, parts and ids of parts there.
+"""Access of workers and the driver to the servers: whole parameters and tables here, parts and ids of parts there.
 
-`send` starts a call of one server's method and returns what `wait` turns into results: the functions are the
-transport's, Ray's or plain calls in one process.
+`send` starts a call of one server's method and returns a handle that `wait` turns into results; both are functions of
+the transport: Ray's, or plain calls in one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ServerClient:
     wait: Callable[[list[Any]], list[Any]]
 
     def all(self, method: str, *arguments: Any) -> list[Any]:
-        """The results of every server, in their order."""
+        """Results of every server, in their order."""
         return self.wait([self.send(number, method, *arguments) for number in range(self.servers)])
 
     def pull(self, generation: int) -> tuple[list[int], dict[str, Tensor]]:
@@ -41,7 +41,7 @@ class ServerClient:
         return [version for version, _ in replies], whole
 
     def rows(self, generation: int, wanted: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
-        """Of tables, the rows of rising ids; all that one server has by one call."""
+        """Table rows by ascending ids; one call gets all that a server has."""
         requests: dict[int, list[tuple[str, Tensor]]] = {}
         for name, ids in wanted:
             for server, start, span in self._split(name, ids):
@@ -51,8 +51,8 @@ class ServerClient:
         return [torch.cat([next(by_server[server]) for server, *_ in self._split(name, ids)]) for name, ids in wanted]
 
     def _split(self, name: str, ids: Tensor) -> list[tuple[int, int, slice]]:
-        """Which servers have rows of rising ids: the server, its first row, and where among the ids these are. One at
-        least, though there be no id."""
+        """Servers that have rows of ascending ids: the server, its first row, and the slice of the ids. At least one,
+        even without ids."""
         parts = self.served[name].parts
         ends = torch.searchsorted(ids, torch.tensor([stop for *_, stop in parts], dtype=ids.dtype)).tolist()
         if len(ids) and (int(ids[0]) < 0 or ends[-1] < len(ids)):
@@ -65,7 +65,7 @@ class ServerClient:
         self, generation: int, share: Share, versions: Sequence[int], dense: Mapping[str, Tensor],
         read: Sequence[Read], rates: tuple[float, float] | None,
     ) -> None:  # fmt: skip
-        """To every server its part of a share's gradients, and an empty one where there is nothing for it."""
+        """Sends every server its part of a share's gradients, which may be empty."""
         parts: list[dict[str, Tensor]] = [{} for _ in range(self.servers)]
         rows: list[dict[str, list[tuple[Tensor, Tensor]]]] = [{} for _ in range(self.servers)]
         for name, gradient in dense.items():

@@ -1,4 +1,4 @@
-"""Steps of a run on parameter servers, and all of them in one process: for checks, without Ray."""
+"""Steps of a run on parameter servers, and a whole run in one process: for checks, without Ray."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .share_worker import ShareResult, ShareWork, ShareWorker
 
 
 def update_norm(client: ServerClient, generation: int, step: int) -> float:
-    """Of the gradient of a step whose shares are all there."""
+    """Norm of the gradient of a step, once all its shares are there."""
     return math.sqrt(sum(client.all("squares", generation, step)))
 
 
 def apply_update(
     client: ServerClient, generation: int, step: int, norm: float, max_norm: float, rates: tuple[float, float]
 ) -> None:
-    """With the gradient clipped to the norm."""
+    """Updates with the gradient clipped to the norm."""
     client.all("update", generation, step, min(1.0, max_norm / (norm + 1e-6)), rates)
 
 
@@ -35,7 +35,7 @@ def labels_of_step(
     build_labels: Callable[[ParallelMesh], Any], counts: Counts, mesh: ParallelMesh,
     batches: Sequence[Sequence[Tensor]], fixed: Mapping[str, Tensor], client: ServerClient, generation: int,
 ) -> list[list[Tensor]]:  # fmt: skip
-    """Of each share, for each loss that is a mean over labels, its part of the step's labels."""
+    """Label shares of each share: for each loss that is a mean over labels, its part of the step's labels."""
     find = build_labels(mesh)
     labels = [() if find is None else find(*inputs) for inputs in batches]
     every = [(one,) if isinstance(one, Tensor) else one for one in labels]
@@ -49,8 +49,8 @@ def share_works(
     step: int, batches: Sequence[Sequence[Tensor]], labels: Sequence[Sequence[Tensor]],
     applied: tuple[float, tuple[float, float]] | None,
 ) -> list[ShareWork]:  # fmt: skip
-    """The shares of a step. `applied`: where each is applied by itself, the greatest norm and the rates: its loss is
-    that of its own labels."""
+    """The shares of a step. `applied`: the greatest norm and the rates, if each share is applied by itself: its loss is
+    then a mean over its own labels."""
     if applied is not None:
         return [ShareWork((step, n), tuple(batch), (), 1, *applied) for n, batch in enumerate(batches)]
     pairs = enumerate(zip(batches, labels, strict=True))
@@ -58,8 +58,8 @@ def share_works(
 
 
 class InProcess:
-    """Servers and workers that call each other. `plan`: constants of a package's server_plan.py; `shares`: of a step,
-    0 where each is applied as it comes; `weights`: all that the model stores, whole."""
+    """Servers and workers that call each other. `plan`: constants of a package's server_plan.py; `shares`: per step, 0
+    if each is applied when it arrives; `weights`: all that the model stores, whole."""
 
     def __init__(
         self, build_model: Callable[[ParallelMesh], nn.Module], axes: Mapping[str, int], plan: Any, optimizer: str,
@@ -84,7 +84,7 @@ class InProcess:
     def compute(
         self, dealer: Dealer, works: Sequence[ShareWork], order: Callable[[int], int] = lambda count: 0
     ) -> list[ShareResult]:
-        """All shares; `order` chooses which of those that have pulled is computed and pushed next."""
+        """Computes all shares; `order` selects which of those that have pulled is computed and pushed next."""
         by_share = {work.share: work for work in works}
         dealer.add(by_share)
         results: dict[Share, ShareResult] = {}
@@ -100,7 +100,7 @@ class InProcess:
 
     @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
-        """Of the step whose shares are all there, whole; zero where nothing has come."""
+        """Whole gradients of the step whose shares are all there; zero where none has come."""
         grads = {}
         for name, spec in self.client.served.items():
             if spec.trained:

@@ -1,4 +1,4 @@
-"""A worker: the model on one device without parameters of its own, and a share's gradients for the servers."""
+"""A worker: the model on one device without its own parameters; computes a share's gradients for the servers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Ahead = dict[tuple[str, Way], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class ShareWork:
-    """A share of a step: a micro-batch. `labels`: see `label_shares`; `count`: of how many shares its loss is a mean;
-    `max_norm`: of its gradient, where it is applied by itself, at `rates`. `trains`: or its loss alone is wanted, as
-    the model computes it when it does not train."""
+    """A share of a step: a micro-batch. `labels`: see `label_shares`; `count`: number of shares that its loss is a mean
+    of; `max_norm`: of its gradient, if it is applied by itself, at `rates`. `trains`: False computes the loss alone, as
+    in the model's evaluation mode."""
 
     share: Share
     inputs: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class ShareWork:
 
 @dataclass(frozen=True)
 class ShareResult:
-    """`norm`: of the gradient, where it is applied by itself. `pulled_ahead`: look-ups whose rows were there."""
+    """Result of a share. `norm`: of its gradient, if applied by itself. `pulled_ahead`: prefetched look-ups."""
 
     loss: float
     outputs: tuple[Tensor, ...] = ()
@@ -49,10 +49,10 @@ class ShareResult:
 
 
 class ShareWorker:
-    """Several threads may compute: one runs the model, meanwhile others pull for the next share and push the last.
+    """A worker whose threads overlap: one runs the model, while others pull for the next share and push the last.
 
-    `fixed`: frozen parameters and buffers, whole. `synchronous`: all shares of a step are of the same parameters, which
-    are pulled once.
+    `fixed`: frozen parameters and buffers, whole. `synchronous`: all shares of a step use the same parameters, pulled
+    once.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ShareWorker:
         self.last: tuple[tuple[int, int], Whole] | None = None
 
     def _held(self, name: str, stored: Tensor) -> Tensor:
-        """A stored tensor as the model has it here."""
+        """A stored tensor in the form that the model has here."""
         spec = self.served.get(name)
         if spec is not None and spec.table:
             tensor: Any = served_table(spec.shape, name, spec.trained, lambda: self.lookups)
@@ -93,7 +93,7 @@ class ShareWorker:
         return self.client.rows(self.generation, [(table, ids)])[0]
 
     def pull(self, generation: int, work: ShareWork) -> tuple[Whole, Ahead]:
-        """What a share needs: parameters, and rows whose ids are a part of its inputs."""
+        """Inputs from the servers for a share: parameters, and rows whose ids are a part of its inputs."""
         ahead = Lookups(lambda table, ids: self.client.rows(generation, [(table, ids)])[0], self.lookups.ways)
         if not self.synchronous:
             return self.client.pull(generation), ahead.pull_ahead(work.inputs)
@@ -106,7 +106,7 @@ class ShareWorker:
     def compute(
         self, generation: int, work: ShareWork, pulled: tuple[Whole, Ahead] | None = None, keep_outputs: bool = False
     ) -> ShareResult:
-        """Pulls, computes, and pushes; returns when all servers have the gradients. NaN or inf is not pushed."""
+        """Pulls, computes, and pushes; returns when all servers have the gradients. NaN and inf are not pushed."""
         (versions, whole), rows = pulled or self.pull(generation, work)
         with self.computing:
             self.generation = generation
@@ -129,7 +129,7 @@ class ShareWorker:
         return ShareResult(loss, outputs if keep_outputs else (), norm, used)
 
     def load(self, generation: int) -> None:
-        """The parameters as they are now, for a forward of the model itself."""
+        """Loads the current parameters, for a forward of the model itself."""
         self.generation = generation
         self.lookups = Lookups(self._rows, self.lookups.ways)
         self._fill(self.client.pull(generation)[1])
@@ -159,7 +159,7 @@ class ShareWorker:
 
     @torch.no_grad()
     def _clip(self, work: ShareWork, dense: dict[str, Tensor], read: list[tuple[str, Tensor, Tensor]]) -> float:
-        """Of a gradient that is applied by itself, rows of several look-ups of one table added up."""
+        """Clips a gradient that is applied by itself, after summing rows of look-ups of one table. Returns its norm."""
         merged: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for name, ids, rows in read:
             merged.setdefault(name, []).append((ids, rows))
