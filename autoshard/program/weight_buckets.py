@@ -67,7 +67,7 @@ def weight_buckets(
     return tuple(
         bucket
         for i, run in enumerate(runs)
-        for bucket in _buckets(_split(run, size, limit), i, kept=ends[i] == max(ends))
+        for bucket in _buckets(_split(run, size, limit), i, retained=ends[i] == max(ends))
     )
 
 
@@ -84,14 +84,14 @@ def _split(run: list[_Gather], size: Callable[[list[_Gather]], int], limit: floa
     return sorted((group for groups in kinds.values() for group in groups), key=lambda group: group[0].position)
 
 
-def _buckets(groups: list[list[_Gather]], block: int, kept: bool) -> list[WeightBucket]:
+def _buckets(groups: list[list[_Gather]], block: int, retained: bool) -> list[WeightBucket]:
     return [
         WeightBucket(
             group[0].axes,
             group[0].dtype,
             tuple(g.position for g in group),
             block,
-            kept and any(g.again for g in group),
+            retained and any(g.again for g in group),
             group[0].once,
         )
         for group in groups

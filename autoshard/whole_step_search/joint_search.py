@@ -48,25 +48,25 @@ def joint_search(
     capacity_bytes: float,
     *,
     stage_of: dict[int, int] | None = None,
-    again: Mapping[int, str] = MappingProxyType({}),
+    recompute: Mapping[int, str] = MappingProxyType({}),
     count: int = 8,
     level: int = SPEED,
     pins: StepPins | None = None,
-    asked: SplitRequest | None = None,
+    request: SplitRequest | None = None,
     tell: Callable[[str], None] = lambda text: None,
     stores: FrontStores | None = None,
     bounded: bool = True,
 ) -> JointResult:
     """The best step of `space`: the fastest; at level 1 the one that needs least memory, at level 0 the one with the
-    least overhead. `stage_of`: blocks that a pin puts on a stage; `again`: policies of kinds of blocks that are
-    recomputed in any case; `pins` and the request `asked` hold in every split of the blocks; `stores`: of earlier
+    least overhead. `stage_of`: blocks that a pin puts on a stage; `recompute`: policies of kinds of blocks that are
+    recomputed in any case; `pins` and `request` hold in every split of the blocks; `stores`: of earlier
     searches of this graph and hardware; `bounded`: False if another search has the bound, and the fastest is found
     without one. InfeasibleError if no step fits, UsageError if no mesh satisfies a pin or a style."""
     pins = pins or StepPins()
     log = RejectedConfigs()
     choices = list(parallel_configs(space, hardware, log))
     stores = stores or FrontStores(graph, hardware)
-    store = stores.of(measured_replicas(choices), pins, asked or SplitRequest(), tell)
+    store = stores.of(measured_replicas(choices), pins, request or SplitRequest(), tell)
     line = store.line
     why_not = {size: store.not_carried(size) for size in {choice.micro_batch for choice in choices}}
     for choice in choices:
@@ -78,7 +78,7 @@ def joint_search(
         choices = [choice for choice in choices if choice.virtual_stages == 1]
     kinds = tuple(block.kind for block in line.blocks)
     named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
-    offered = [(again[kind],) if kind in again else space.keeps for kind in range(max(kinds) + 1)]
+    offered = [(recompute[kind],) if kind in recompute else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(policies if kind in named else ("all",) for kind, policies in enumerate(offered))
 
     def problems_of(own_choices: list[ParallelConfig]) -> list[Problem]:

@@ -56,10 +56,10 @@ def searched_step(
         space_of(line, wanted),
         capacity,
         stage_of=_pinned(line, wanted.step.pins),
-        again=_again(graph, line, wanted),
+        recompute=_again(graph, line, wanted),
         level=wanted.level,
         pins=pins,
-        asked=SplitRequest("" if wanted.strategy == "best" else wanted.strategy, wanted.all_to_all),
+        request=SplitRequest("" if wanted.strategy == "best" else wanted.strategy, wanted.all_to_all),
         stores=stores,
         bounded=bounded,
     )

@@ -136,9 +136,9 @@ def _roots(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:
-    given = function.__defaults__ or ()
+    values = function.__defaults__ or ()
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return {**dict(zip(names[len(names) - len(given) :], given, strict=True)), **(function.__kwdefaults__ or {})}
+    return {**dict(zip(names[len(names) - len(values) :], values, strict=True)), **(function.__kwdefaults__ or {})}
 
 
 def _names(fn: Callable[..., Any]) -> frozenset[str]:
