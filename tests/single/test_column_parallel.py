@@ -46,6 +46,9 @@ class Told:
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         return torch.cat([x, x])
 
+    def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        return 2 * x[: lengths[0]]
+
     def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
         part = 2 * x[: lengths[0]]
         self.log.append("start")
@@ -93,6 +96,25 @@ def test_the_sum_starts_before_the_weight_product_and_is_waited_for_after_it() -
     backward(told, F.linear(x, weight, bias))
     wanted = gradients(x, weight, bias)
     torch.testing.assert_close(own, [2 * wanted[0], *wanted[1:]])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dim", [None, 0])
+def test_under_autocast_gradients_are_the_same(shared: bool, dim: int | None) -> None:
+    """Autocast leaves float64 alone, but goes another way through the code."""
+    axis, told, x, weight, bias = made()
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            options = {"dim": dim, "size": None if dim is None else 2 * len(x)}
+            if shared:
+                whole, result = shared_column_parallel(x, axis, weight, bias, **options)
+                result = torch.cat([result.tanh(), F.linear(whole.sin(), weight)])
+            else:
+                result = column_parallel(x, axis, weight, bias, **options)
+        backward(told, result)
+        results.append([result, *gradients(x, weight, bias)])
+    torch.testing.assert_close(*results)
 
 
 def test_what_others_add_is_summed_with_it() -> None:
