@@ -88,9 +88,9 @@ class Row:
         return self.all_verified and self.stages == STAGES
 
 
-def row_of(found: dict[str, Any]) -> Row:
+def row_of(record: dict[str, Any]) -> Row:
     """The row of a JSON object; TypeError where it is none."""
-    return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+    return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
 
 
 Report = Callable[[Row], None]  # called before each plan
@@ -151,9 +151,9 @@ def _verified(row: Row, extent: Extent, training: bool, report: Report | None, g
         where = f"{label} {'training' if training else 'inference'}"
         row = replace(row, plans=row.plans + 1)
         try:
-            made = plan()
-            program = lower(made, graph)
-            proof = check_files(case, program, emit(program, made, graph))
+            candidate = plan()
+            program = lower(candidate, graph)
+            proof = check_files(case, program, emit(program, candidate, graph))
         except Exception as error:
             row = _failed(row, f"{where}: {_in_words(error)}")
             continue

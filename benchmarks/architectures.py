@@ -43,25 +43,25 @@ def read(path: Path) -> dict[str, Row]:
     return {row.name: row for row in map(row_of, harness.logged(path))}
 
 
-def is_pending(name: str, row: Row | None, extent: Extent, again: bool = False) -> bool:
-    """Without a row of this extent, or its library has come; with `again` also where it did not pass."""
+def is_pending(name: str, row: Row | None, extent: Extent, retry: bool = False) -> bool:
+    """Without a row of this extent, or its library has come; with `retry` also where it did not pass."""
     if row is None or row.extent != extent.name:
         return True
-    return not missing_library(name) if row.missing else again and not row.passed
+    return not missing_library(name) if row.missing else retry and not row.passed
 
 
 def run(name: str, extent: Extent) -> Row:
     """Measure in a fresh process; a crash or a timeout is a reason too. Nothing that it started is left."""
     command = [sys.executable, "-c", f"from benchmarks import architectures as a; a.work({name!r}, {extent.name!r})"]
     with tempfile.TemporaryDirectory(prefix="autoshard-architecture-", ignore_cleanup_errors=True) as temporary:
-        made = harness.ended(command, TIMEOUT_SECONDS[extent], HF_HUB_OFFLINE="1", TMPDIR=temporary)
-    row = _last_row(name, extent, made.output)
+        outcome = harness.ended(command, TIMEOUT_SECONDS[extent], HF_HUB_OFFLINE="1", TMPDIR=temporary)
+    row = _last_row(name, extent, outcome.output)
     if os.environ.get("AUTOSHARD_TRACEBACK"):
-        sys.stderr.write(made.errors)
-    if not made.end:
+        sys.stderr.write(outcome.errors)
+    if not outcome.end:
         return row
-    last = made.errors.strip().splitlines()[-1:] if made.code else []
-    return replace(row, reasons=(*row.reasons, ": ".join([made.end, *last])))
+    last = outcome.errors.strip().splitlines()[-1:] if outcome.code else []
+    return replace(row, reasons=(*row.reasons, ": ".join([outcome.end, *last])))
 
 
 def _last_row(name: str, extent: Extent, output: str) -> Row:
@@ -78,15 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help=f"verify only {QUICK.words.replace('`', '')}")
     parser.add_argument("--again", action="store_true", help="run those again that did not pass")
     parser.add_argument("--jobs", type=int, default=1, help="architectures at a time")
-    given = parser.parse_args(arguments)
-    extent = EXTENTS["quick" if given.quick else "full"]
-    if unknown := [name for name in given.names if name not in NAMES]:
+    options = parser.parse_args(arguments)
+    extent = EXTENTS["quick" if options.quick else "full"]
+    if unknown := [name for name in options.names if name not in NAMES]:
         parser.error(f"no architecture {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    names, rows = harness.part(list(dict.fromkeys(given.names)) or list(NAMES), given.part), read(given.results)
-    left = [name for name in names if is_pending(name, rows.get(name), extent, given.again)]
-    rows |= _measured(left, extent, given.jobs, given.results)
+    names, rows = harness.part(list(dict.fromkeys(options.names)) or list(NAMES), options.part), read(options.results)
+    left = [name for name in names if is_pending(name, rows.get(name), extent, options.again)]
+    rows |= _measured(left, extent, options.jobs, options.results)
     print(counts([rows[name] for name in names]))
-    if given.write:
+    if options.write:
         PAGE.write_text(page([rows.get(name, Row(name, extent.name)) for name in NAMES], extent), encoding="utf-8")
     return 0 if all(rows[name].passed or rows[name].missing or rows[name].refused for name in names) else 6
 

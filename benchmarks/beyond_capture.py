@@ -28,11 +28,11 @@ def main() -> int:
     spent, starts = [0.0], list[float]()
 
     def counted(work: Callable[..., Any]) -> Callable[..., Any]:
-        def captured(*given: Any) -> Any:
+        def captured(*args: Any) -> Any:
             before = time.process_time()
             starts.append(before)
             try:
-                return work(*given)
+                return work(*args)
             finally:
                 spent[0] += time.process_time() - before
 
@@ -41,8 +41,8 @@ def main() -> int:
     for name in CAPTURES:
         setattr(workflow, name, counted(getattr(workflow, name)))
     code = commands.main(sys.argv[2:])
-    told = {"all": time.process_time(), "start": starts[0] if starts else 0.0, "captures": spent[0]}
-    Path(sys.argv[1]).write_text(json.dumps(told), encoding="utf-8")
+    seconds = {"all": time.process_time(), "start": starts[0] if starts else 0.0, "captures": spent[0]}
+    Path(sys.argv[1]).write_text(json.dumps(seconds), encoding="utf-8")
     return code
 
 

@@ -58,18 +58,18 @@ def _chosen_freely(rows: Sequence[Step], each: np.ndarray, real: np.ndarray) -> 
     """The best of all plans of that space, beside the fastest of those that were measured: seconds a sequence."""
     fastest = int(real.argmin())
     row, batch = rows[fastest], rows[fastest].run.batch
-    found = best_runs(RunSpace(row.model, row.run, row.run.devices, AS_RUN), row.hardware, 1)
-    own, run = found.best[0].step_seconds / batch, found.best[0].run
-    again = [
-        other for kept, other in zip(rows, real, strict=True)
-        if replace(kept.run, batch=batch, schedule=run.schedule) == run
+    result = best_runs(RunSpace(row.model, row.run, row.run.devices, AS_RUN), row.hardware, 1)
+    seconds, run = result.best[0].step_seconds / batch, result.best[0].run
+    matches = [
+        other for step, other in zip(rows, real, strict=True)
+        if replace(step.run, batch=batch, schedule=run.schedule) == run
     ]  # fmt: skip
     return {
         "split": _split(run),
-        "fitting": found.fitting,
-        "own": own * 1e3,
-        "known": f"measured: {again[0] * 1e3:.1f} ms" if again else "not measured",
-        "more": each[fastest] / own - 1,
+        "fitting": result.fitting,
+        "own": seconds * 1e3,
+        "known": f"measured: {matches[0] * 1e3:.1f} ms" if matches else "not measured",
+        "more": each[fastest] / seconds - 1,
         "fastest": _split(row.run),
     }
 
@@ -77,8 +77,8 @@ def _chosen_freely(rows: Sequence[Step], each: np.ndarray, real: np.ndarray) -> 
 def _out_of_memory(everything: Sequence[Step]) -> Figures:
     """Which plans are predicted not to fit, beside those that ran out."""
     room = load_hardware(BLOOM_CLUSTER).usable_memory_bytes
-    found = [(row.full, steps.predicted_of(row).memory.peak > room) for row in everything]
-    return {"ran_out": [own for full, own in found if full], "fitted": [own for full, own in found if not full]}
+    plans = [(row.full, steps.predicted_of(row).memory.peak > room) for row in everything]
+    return {"ran_out": [over for full, over in plans if full], "fitted": [over for full, over in plans if not full]}
 
 
 def _reported_memory(rows: Sequence[Step]) -> list[Cells]:
@@ -87,17 +87,17 @@ def _reported_memory(rows: Sequence[Step]) -> list[Cells]:
     for row in rows:
         seen = (row.run.precision, row.model.hidden) == SEEN and row.run.zero == 1
         groups[f"{row.run.precision}, {'fitted' if seen else '**held out**'}"].append(row)
-    found: list[Cells] = []
-    for name, own in groups.items():
-        if own:
-            real = np.array([row.memory_gb * GIB for row in own])
-            both = (steps.with_software(own, "kernels"), own)
+    cells: list[Cells] = []
+    for name, group in groups.items():
+        if group:
+            real = np.array([row.memory_gb * GIB for row in group])
+            both = (steps.with_software(group, "kernels"), group)
             before, after = (np.array([steps.predicted_of(row).memory.peak for row in some]) for some in both)
-            outside = held_bytes("deepspeed", own[0].run.precision).outside
+            outside = held_bytes("deepspeed", group[0].run.precision).outside
             beside = float(np.median(real - after + outside)) / GIB
             errors_of = (percent(held / real - 1) for held in (before, after))
-            found.append((name, len(own), *errors_of, f"{beside:.1f}"))
-    return found
+            cells.append((name, len(group), *errors_of, f"{beside:.1f}"))
+    return cells
 
 
 TABLES = {

@@ -42,20 +42,20 @@ class Part:
 
 def part(kind: str, data: Path, device: str) -> Part:
     """Fitted to all rows of `measurements.measured`."""
-    own = m.measured(kind, data, device)
-    error = float(np.abs(own.cross_validated()[1]).mean())
+    measured = m.measured(kind, data, device)
+    error = float(np.abs(measured.cross_validated()[1]).mean())
     source = SOURCES["all_reduce" if (kind, device) == ("collective", "v100") else kind]
-    told = f"fit to {len(own.rows['seconds'])} rows of {source}; held-out error {error:.1%}"
-    return Part(own.model, fit(own.model, own.rows).constants, error, told)
+    note = f"fit to {len(measured.rows['seconds'])} rows of {source}; held-out error {error:.1%}"
+    return Part(measured.model, fit(measured.model, measured.rows).constants, error, note)
 
 
 def layouts(data: Path, forward: Part) -> dict[str, float]:
     """How fast the two products of the backward are beside the forward's: the median over shapes of measured rate over
     predicted rate, by layout (TN forward, NN gradient of the input, NT gradient of the weight)."""
-    found: dict[str, list[float]] = {"TN": [], "NN": [], "NT": []}
+    by_layout: dict[str, list[float]] = {"TN": [], "NN": [], "NT": []}
     for layout, ratio in m.product_ratios(data, "a100_pcie", forward.model, forward.constants):
-        found[layout].append(1 / ratio)
-    medians = {layout: float(np.median(ratios)) for layout, ratios in found.items()}
+        by_layout[layout].append(1 / ratio)
+    medians = {layout: float(np.median(ratios)) for layout, ratios in by_layout.items()}
     return {"dgrad": medians["NN"] / medians["TN"], "wgrad": medians["NT"] / medians["TN"]}
 
 
@@ -69,8 +69,8 @@ def misaligned(data: Path) -> float:
         hardware = load_hardware("a100-80g-sxm")
         constants = dict(hardware.constants) | {"matmul.misaligned": share}
         hardware = replace(hardware, constants=tuple(constants.items()))
-        made = pieces(build(model, TrainingRun(size, size), hardware), hardware)
-        return sum(piece.forward_seconds + piece.backward_seconds for piece in (made.head, made.embedding)) / size
+        parts = pieces(build(model, TrainingRun(size, size), hardware), hardware)
+        return sum(piece.forward_seconds + piece.backward_seconds for piece in (parts.head, parts.embedding)) / size
 
     aligned = predicted(1.0)
     product_seconds = predicted(0.5) - aligned  # half as fast adds them once more
@@ -94,12 +94,12 @@ def entries(part: Part) -> list[Entry]:
 def defaults(name: str, device: str = "") -> list[Entry]:
     """Of default_constants.toml; what was measured on A100 and H100 is a default elsewhere."""
     kinds = {"A100 and H100": ("measured" if device in ("a100", "h100") else "default", "")}
-    found = []
+    table = []
     for key, value, kind, source in DEFAULTS[name]:
-        own, words = (kinds[kind][0], SOURCES["vidur"]) if kind in kinds else (kind, "")
-        words = words if own == "measured" or not words else f"as on A100 and H100 ({words})"
-        found.append(Entry(key, value, own, f"{words}: {source}" if words else source))
-    return found
+        entry_kind, words = (kinds[kind][0], SOURCES["vidur"]) if kind in kinds else (kind, "")
+        words = words if entry_kind == "measured" or not words else f"as on A100 and H100 ({words})"
+        table.append(Entry(key, value, entry_kind, f"{words}: {source}" if words else source))
+    return table
 
 
 def measured_on(devices: Sequence[str], device: str, key: str, value: float, source: str) -> Entry:
@@ -113,35 +113,35 @@ def costmodel(data: Path, device: str, a100: Part) -> tuple[list[Entry], str]:
     """The entries of a cost model, and a sentence on its errors."""
     kinds = ["collective", *["matmul"] * (device != "v100"), *["attention"] * (device in ("a100", "h100"))]
     parts = {kind: part(kind, data, device) for kind in kinds}
-    found = [e for name in ("matmul", "attention") for e in (entries(parts[name]) if name in parts else defaults(name))]
+    table = [e for name in ("matmul", "attention") for e in (entries(parts[name]) if name in parts else defaults(name))]
     where = f"in {SOURCES['simumax']}, beside the forward"
-    found += [
+    table += [
         measured_on(("a100",), device, f"matmul.{key}", value, f"median over the products of an A100-PCIe {where}")
         for key, value in layouts(data, a100).items()
     ]
     if device != "v100":
         source = f"the head over 50,257 words in {FITTED_WIDTH} wide models of vTrain's single-node steps"
-        found.append(measured_on(("a100",), device, "matmul.misaligned", round(misaligned(data), 2), source))
+        table.append(measured_on(("a100",), device, "matmul.misaligned", round(misaligned(data), 2), source))
     fill = "start and end of the loop over k; between 94 and 133 fit best on four GPUs"
-    found.append(Entry("matmul.fill", 128.0, "default", fill))
+    table.append(Entry("matmul.fill", 128.0, "default", fill))
     source = f"median over A100-PCIe and B200 {where}"
-    found.append(measured_on(("a100", "b200"), device, "attention.backward", attention_backward(data), source))
-    found += defaults("memory", device) + entries(parts["collective"])
+    table.append(measured_on(("a100", "b200"), device, "attention.backward", attention_backward(data), source))
+    table += defaults("memory", device) + entries(parts["collective"])
     if device == "v100":  # only all-reduces were measured
-        found += _as_all_reduce(entries(parts["collective"]))
+        table += _as_all_reduce(entries(parts["collective"]))
     for name in ("matmul", "attention", "collective"):
         if name in parts:
-            found.append(Entry(f"error.{name}", round(parts[name].error, 3), "measured", "held out, ten seeded draws"))
-    told = "; ".join(f"{name} {part.error:.1%}" for name, part in sorted(parts.items()))
-    return found, f"mean absolute error on held-out rows, ten seeded draws: {told}"
+            table.append(Entry(f"error.{name}", round(parts[name].error, 3), "measured", "held out, ten seeded draws"))
+    errors = "; ".join(f"{name} {part.error:.1%}" for name, part in sorted(parts.items()))
+    return table, f"mean absolute error on held-out rows, ten seeded draws: {errors}"
 
 
-def _as_all_reduce(found: list[Entry]) -> list[Entry]:
-    own = [entry for entry in found if entry.key.startswith("collective.all_reduce.")]
+def _as_all_reduce(table: list[Entry]) -> list[Entry]:
+    all_reduces = [entry for entry in table if entry.key.startswith("collective.all_reduce.")]
     return [
         Entry(entry.key.replace("all_reduce", kind), entry.value, "default", "as the all-reduce of this device")
         for kind in ("ring", "exchange")
-        for entry in own
+        for entry in all_reduces
     ]
 
 
@@ -149,9 +149,9 @@ def main() -> None:
     options = harness.options(__doc__, data=True).parse_args()
     a100 = part("matmul", options.data, "a100")
     for device in m.PROFILES:
-        found, error = costmodel(options.data, device, a100)
+        table, error = costmodel(options.data, device, a100)
         print(f"nvidia-{device}: {error}")
-        for entry in found:
+        for entry in table:
             print(f"  {entry.key} = {entry.value} ({entry.kind})")
         if options.write:
             fitted = {"matmul", "attention"} if device == "v100" else set()
@@ -160,7 +160,7 @@ def main() -> None:
                 note += "; products and attention are generic"
             path = data_folder("costmodels") / f"nvidia-{device}.toml"
             today, dtypes = date.today().isoformat(), "" if fitted else DTYPES
-            path.write_text(costmodel_text(f"nvidia-{device}", note, error, today, found, "fitted", dtypes), "utf-8")
+            path.write_text(costmodel_text(f"nvidia-{device}", note, error, today, table, "fitted", dtypes), "utf-8")
 
 
 if __name__ == "__main__":

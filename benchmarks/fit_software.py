@@ -61,12 +61,12 @@ def lines_of(fit: Fit) -> dict[str, str]:
     """The line of each figure's table."""
     near = replace(fit, rows=[row for row in fit.rows if row.fitted])
     seen = np.array([row.fitted for row in fit.rows])
-    found = {values: errors(near.rows, _predicted(near, values)) for values in fit.grid}
-    best = min(found, key=lambda values: float(np.abs(np.log1p(found[values])).mean()))
+    grid_errors = {values: errors(near.rows, _predicted(near, values)) for values in fit.grid}
+    best = min(grid_errors, key=lambda values: float(np.abs(np.log1p(grid_errors[values])).mean()))
     held = float(np.abs(errors(fit.rows, _predicted(fit, best))[~seen]).mean())
     source = (
         f"fit to {int(seen.sum())} {FITS[fit.software]['source']}; mean error there "
-        f"{np.abs(found[best]).mean():.1%}, on the {int((~seen).sum())} steps of the other models {held:.1%}"
+        f"{np.abs(grid_errors[best]).mean():.1%}, on the {int((~seen).sum())} steps of the other models {held:.1%}"
     )
     return {
         figure: f'{fit.generation} = {{ value = {shown(figure, value)}, kind = "measured", source = "{source}" }}'
@@ -76,9 +76,9 @@ def lines_of(fit: Fit) -> dict[str, str]:
 
 def _predicted(fit: Fit, values: tuple[float, ...]) -> Floats:
     """With `values` instead of what the file has."""
-    own = software.tables().setdefault("software", {}).setdefault(fit.software, {})
+    figures = software.tables().setdefault("software", {}).setdefault(fit.software, {})
     for figure, value in zip(fit.figures, values, strict=True):
-        own.setdefault(figure, {})[fit.generation] = {"value": value}
+        figures.setdefault(figure, {})[fit.generation] = {"value": value}
     software.with_software.cache_clear()
     predicted.cache_clear()
     return seconds_of(fit.rows)

@@ -81,9 +81,9 @@ Ran = tuple[tuple[str, ...], float, int]  # operators, the largest error, collec
 
 def tried(seed: int, mesh: str, work: Callable[[], Ran], debug: bool) -> Row:
     """What goes wrong is a row, with `debug` an exception."""
-    start, found, end, reason = time.monotonic(), ((), 0.0, 0), RIGHT, ""
+    start, ran, end, reason = time.monotonic(), ((), 0.0, 0), RIGHT, ""
     try:
-        found = work()
+        ran = work()
     except Exception as caught:
         refused = isinstance(caught, CaptureError | UsageError)
         if debug and not refused:
@@ -91,7 +91,7 @@ def tried(seed: int, mesh: str, work: Callable[[], Ran], debug: bool) -> Row:
         wrong = WRONG if isinstance(caught, Mismatch) else CRASH
         end = REFUSED if refused else HANGING if isinstance(caught, Hanging) else wrong
         reason = _words(caught)
-    targets, error, count = found
+    targets, error, count = ran
     return Row(seed, mesh, end, reason, error, targets, count, time.monotonic() - start)
 
 
@@ -135,16 +135,16 @@ def run_places(seed: int, debug: bool = False) -> Row:
     def placed(plan: Plan, graph: Graph) -> Plan:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
         check_step(step, graph)
-        own = StepRequest(place_mesh=random_meshes(step.stages, seed))
-        made = with_place_plans(
-            replace(plan, step=step), own, lambda one, _: harness.planned(graph, "cpu-local", one, seed)
+        request = StepRequest(place_mesh=random_meshes(step.stages, seed))
+        placed_plan = with_place_plans(
+            replace(plan, step=step), request, lambda one, _: harness.planned(graph, "cpu-local", one, seed)
         )
-        return predicted(made, graph)
+        return predicted(placed_plan, graph)
 
     def work() -> Ran:
         try:
-            given = {"seed": seed // EACH, "trained": True}
-            ran, (_, files, plan) = _verified(given, mesh, seed, count, "lockstep", placed)
+            options = {"seed": seed // EACH, "trained": True}
+            ran, (_, files, plan) = _verified(options, mesh, seed, count, "lockstep", placed)
             line.join(files, plan.devices)
         finally:
             if seed % EACH == EACH - 1:
@@ -160,14 +160,14 @@ _LINES: dict[int, Resumed] = {}  # the placements of each model so far
 RUNS = {"": run_seed, "steps": run_step, "places": run_places}
 
 
-def _verified(given: Any, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
+def _verified(options: Any, mesh: str, seed: int, count: int, backend: str, stepped: Callable[[Any, Any], Any]) -> Any:
     """A random step's model under a random plan, verified; with the program, its files and the plan."""
     spec = str(ROOT / STEPS)
-    graph = capture(spec, given)
+    graph = capture(spec, options)
     plan = stepped(harness.planned(graph, "cpu-local", Mesh.parse(mesh), seed), graph)
     program = lower(plan, graph)
     files = emit(program, plan, graph)
-    proof = check_files(make_case(spec, given, graph, steps=2, micro_batches=count), program, files, backend, 120.0)
+    proof = check_files(make_case(spec, options, graph, steps=2, micro_batches=count), program, files, backend, 120.0)
     if not proof.passed:
         raise Mismatch(str(proof.failure))
     return (_targets(graph), 0.0, _collectives(program)), (program, files, plan)
@@ -178,7 +178,7 @@ def _targets(graph: Graph) -> tuple[str, ...]:
 
 
 def _collectives(program: Any) -> int:
-    return sum(type(own).__name__ == "Collective" for own in program.instructions)
+    return sum(type(instruction).__name__ == "Collective" for instruction in program.instructions)
 
 
 def _words(error: BaseException) -> str:
@@ -214,7 +214,7 @@ def section(kind: str, rows: Sequence[Row]) -> str:
         refusals=Counter(refused).most_common(),
         operators=len({target for row in rows if row.end == RIGHT for target in row.targets}),
         models=len({row.seed // EACH for row in rows}),
-        by_mesh=[(mesh, own) for mesh in MESHES if (own := [row for row in rows if row.mesh == mesh])],
+        by_mesh=[(mesh, mesh_rows) for mesh in MESHES if (mesh_rows := [row for row in rows if row.mesh == mesh])],
     )
 
 
@@ -223,7 +223,7 @@ def renewed(page: str, kind: str, rows: Sequence[Row]) -> str:
     parts = re.split(rf"(?m)^(?={'|'.join(HEADS.values())})", page)
     known = {next((k for k, head in HEADS.items() if part.startswith(head)), ""): part for part in parts}
     known[kind] = section(kind, rows)
-    return "\n".join(f"{known[own].rstrip()}\n" for own in ("", *HEADS) if own in known)
+    return "\n".join(f"{known[key].rstrip()}\n" for key in ("", *HEADS) if key in known)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,19 +235,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="with --seed: the traceback")
     parser.add_argument("--steps", action="store_const", dest="kind", const="steps", default="", help="whole steps")
     parser.add_argument("--places", action="store_const", dest="kind", const="places", help="those on random places")
-    given = parser.parse_args(arguments)
-    if given.seed is not None:
-        first = given.seed // EACH * EACH
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        first = options.seed // EACH * EACH
         rows = [
-            RUNS[given.kind](s, given.debug)
-            for s in (range(first, first + EACH) if given.kind == "places" else [given.seed])
+            RUNS[options.kind](s, options.debug)
+            for s in (range(first, first + EACH) if options.kind == "places" else [options.seed])
         ]
         print(*[json.dumps(asdict(row)) for row in rows], sep="\n")
     else:
-        seeds = range(given.first, given.first + given.models)
-        rows = list(run_all(seeds, given.jobs, given.kind))
-    if given.write:
-        PAGE.write_text(renewed(PAGE.read_text("utf-8"), given.kind, rows), "utf-8")
+        seeds = range(options.first, options.first + options.models)
+        rows = list(run_all(seeds, options.jobs, options.kind))
+    if options.write:
+        PAGE.write_text(renewed(PAGE.read_text("utf-8"), options.kind, rows), "utf-8")
     return 0 if all(row.end in (RIGHT, REFUSED) for row in rows) else 6
 
 

@@ -77,18 +77,18 @@ def put(name: str, lines: Sequence[str], page: Path = README) -> None:
     """Writes between the marks of a name; the words around them are the page's own."""
     old = page.read_text(encoding="utf-8")
     place = rf"(<!-- {re.escape(name)}: [^\n]*-->).*?(<!-- {re.escape(name)} end -->)"
-    made, count = re.subn(place, lambda m: "\n".join([m[1], "", *lines, m[2]]), old, flags=re.DOTALL)
+    text, count = re.subn(place, lambda m: "\n".join([m[1], "", *lines, m[2]]), old, flags=re.DOTALL)
     if count != 1:
         raise SystemExit(f"{page.name} has {count} places for {name}")
-    page.write_text(made, encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
 
 
 def publish(
-    given: argparse.Namespace, name: str, header: Sequence[str], rows: Iterable[str], words: int = 2, head: str = ""
+    options: argparse.Namespace, name: str, header: Sequence[str], rows: Iterable[str], words: int = 2, head: str = ""
 ) -> None:
     """Prints a table; with --write also into benchmarks/README.md, under `head` and what is said of the machine."""
     lines = table(header, rows, words)
-    if given.write:
+    if options.write:
         put(name, [f"{head}{machine()}", "", *lines])
 
 
@@ -135,8 +135,8 @@ class Ended(NamedTuple):
 def ended(command: Sequence[str], seconds: float, folder: Path | None = None, **environment: str) -> Ended:
     """Runs it on one thread to its end, in `folder`, or until its time is over. Nothing that it started is left."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        own = one_thread(**environment)
-        process = subprocess.Popen(command, cwd=folder, env=own, stdout=output, stderr=errors)
+        env = one_thread(**environment)
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=errors)
         try:
             code: int | None = process.wait(limit := patience(seconds))
             end = f"ended with {code}" if code else ""
@@ -177,17 +177,17 @@ def kill_family(process: subprocess.Popen[Any]) -> None:
 def fresh(*words: str, cache: str = "off") -> str:
     """What a fresh interpreter prints, on one thread, with this clone's autoshard."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = one_thread(PYTHONPATH=path, AUTOSHARD_CACHE=cache)
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True, check=True)
+    env = one_thread(PYTHONPATH=path, AUTOSHARD_CACHE=cache)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
-def measured(name: str, *given: object) -> Any:
+def measured(name: str, *values: object) -> Any:
     """What `measure` of a benchmark gives for these JSON values, in a fresh process."""
     work = (
         f"import json, sys; from benchmarks.{name} import measure; print(json.dumps(measure(*json.loads(sys.argv[1]))))"
     )
-    return json.loads(fresh("-W", "ignore", "-c", work, json.dumps(given)).splitlines()[-1])
+    return json.loads(fresh("-W", "ignore", "-c", work, json.dumps(values)).splitlines()[-1])
 
 
 def rows_of(file: str) -> dict[str, Any]:
@@ -223,6 +223,6 @@ def planned(graph: Graph, hardware: str, mesh: Mesh, style: str | int = "best") 
 def kept(folder: Path | None) -> Iterator[Path]:
     """The folder, made where it is not there, or else a temporary one."""
     with tempfile.TemporaryDirectory() as temporary:
-        own = folder or Path(temporary)
-        own.mkdir(parents=True, exist_ok=True)
-        yield own
+        path = folder or Path(temporary)
+        path.mkdir(parents=True, exist_ok=True)
+        yield path

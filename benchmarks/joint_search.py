@@ -36,7 +36,7 @@ class Case:
     precision: str = "bf16-mixed"
 
 
-CASES = {key: Case(**given) for key, given in harness.rows_of("joint_search.toml").items()}
+CASES = {key: Case(**entry) for key, entry in harness.rows_of("joint_search.toml").items()}
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def measure(name: str) -> dict[str, Any]:
     hardware, line = load_hardware(case.hardware), block_line(graph)
     begun = time.process_time()
     space = ConfigSpace(case.devices, case.batch, len(line.blocks), max(map(len, line.runs())))
-    every = [joint_search(graph, own, space, own.usable_memory_bytes) for own in orders(hardware)]
-    found = replace(min(every, key=lambda own: own.best.seconds), bound=min(own.bound for own in every))
+    every = [joint_search(graph, variant, space, variant.usable_memory_bytes) for variant in orders(hardware)]
+    outcome = replace(min(every, key=lambda result: result.best.seconds), bound=min(result.bound for result in every))
     seconds = time.process_time() - begun
     return {
         "cpu_seconds": seconds,
         "GiB": harness.peak_gib(),
-        "choice": f"{found.best.problem.choice}{_shares(found.best.problem.batch_shares(found.best.plan))}",
-        "step_seconds": found.best.seconds,
-        "gap": found.gap,
-        "considered": found.considered,
-        "solved": found.solved,
-        "fronts": found.fronts,
+        "choice": f"{outcome.best.problem.choice}{_shares(outcome.best.problem.batch_shares(outcome.best.plan))}",
+        "step_seconds": outcome.best.seconds,
+        "gap": outcome.gap,
+        "considered": outcome.considered,
+        "solved": outcome.solved,
+        "fronts": outcome.fronts,
     }
 
 
@@ -68,16 +68,16 @@ def _shares(counts: tuple[int, ...]) -> str:
 HEADER = ("case", "search", "memory", "counts", "chosen", "step", "gap")
 
 
-def row(name: str, made: dict[str, Any]) -> str:
+def row(name: str, figures: dict[str, Any]) -> str:
     case = CASES[name]
     return harness.cells(
         f"{case.title}, batch {case.batch}, {case.devices} x {case.hardware}",
-        f"{made['cpu_seconds']:.0f} s (limit {case.most_seconds:.0f})",
-        f"{made['GiB']:.1f} GiB",
-        f"{made['considered']:,} / {made['solved']:,} / {made['fronts']}",
-        made["choice"],
-        f"{made['step_seconds']:.4g} s",
-        f"{made['gap']:.2%}",
+        f"{figures['cpu_seconds']:.0f} s (limit {case.most_seconds:.0f})",
+        f"{figures['GiB']:.1f} GiB",
+        f"{figures['considered']:,} / {figures['solved']:,} / {figures['fronts']}",
+        figures["choice"],
+        f"{figures['step_seconds']:.4g} s",
+        f"{figures['gap']:.2%}",
     )
 
 
@@ -88,9 +88,9 @@ def main() -> int:
     def rows() -> Iterator[str]:
         nonlocal late
         for name in options.only or CASES:
-            made = harness.measured("joint_search", name)
-            late |= made["cpu_seconds"] > CASES[name].most_seconds
-            yield row(name, made)
+            figures = harness.measured("joint_search", name)
+            late |= figures["cpu_seconds"] > CASES[name].most_seconds
+            yield row(name, figures)
 
     harness.publish(options, "joint_search", HEADER, rows(), 1)
     return int(late)

@@ -39,9 +39,9 @@ def read(path: Path) -> list[dict[str, str]]:
 
 def numbers(path: Path, device: str, column: str = "device") -> np.ndarray:
     """The rows of a device in a table of plain cells, as a structured array."""
-    found = np.genfromtxt(path, delimiter=",", names=True, dtype=None, encoding="utf-8")
-    own: np.ndarray = found[found[column] == device]
-    return own
+    table = np.genfromtxt(path, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    rows: np.ndarray = table[table[column] == device]
+    return rows
 
 
 def products(data: Path, device: str) -> Rows:
@@ -51,17 +51,17 @@ def products(data: Path, device: str) -> Rows:
 
 def attention(data: Path, device: str) -> Rows:
     """batch, length, heads, kv_heads, head_dim, item_bytes, seconds of the causal flash-attentions of a device."""
-    found = numbers(data / "attention_prefill_bf16.csv", device)
-    flash = np.isin(found["kernel_source"], ("flash_attention", "fa3")) & ~(found["window_size"] > 0)
+    table = numbers(data / "attention_prefill_bf16.csv", device)
+    flash = np.isin(table["kernel_source"], ("flash_attention", "fa3")) & ~(table["window_size"] > 0)
     return _rows(
-        found[flash], batch="batch_size", length="isl", heads="num_heads", kv_heads="num_key_value_heads",
+        table[flash], batch="batch_size", length="isl", heads="num_heads", kv_heads="num_key_value_heads",
         head_dim="head_dim",
     )  # fmt: skip
 
 
-def _rows(found: np.ndarray, **names: str) -> Rows:
-    own = {key: found[name].astype(float) for key, name in names.items()}
-    return own | {"item_bytes": np.full(len(found), float(BF16_BYTES)), "seconds": found["latency_ms"] * 1e-3}
+def _rows(table: np.ndarray, **names: str) -> Rows:
+    columns = {key: table[name].astype(float) for key, name in names.items()}
+    return columns | {"item_bytes": np.full(len(table), float(BF16_BYTES)), "seconds": table["latency_ms"] * 1e-3}
 
 
 def kernels(data: Path, op: str, *systems: str) -> Iterator[tuple[dict[str, str], float, dict[str, str]]]:
@@ -86,14 +86,14 @@ def product_ratios(
 def collectives(path: Path, device: str, hardware: Hardware) -> tuple[Rows, list[str]]:
     """kind, members, bytes, bandwidth, reduced, seconds; and the name of each row's collective. The group holds the
     first n devices of a node, as the tables' authors ran it."""
-    found = numbers(path, device, "dev")
-    kept = found[[not _is_outlier(row, found) for row in found]]
-    link, members, names = hardware.links[0], kept["n"], kept["op"].tolist()
+    table = numbers(path, device, "dev")
+    inliers = table[[not _is_outlier(row, table) for row in table]]
+    link, members, names = hardware.links[0], inliers["n"], inliers["op"].tolist()
     kinds = np.array([GROUPS.index(KINDS[name]) for name in names])
     shares = np.array([ring_share(link.graph, (tuple(range(count)),)) for count in members.tolist()])
     reduced = (kinds == GROUPS.index("all_reduce")) & (members >= link.reduces_from)
     rows = {
-        "kind": kinds, "members": members, "bytes": kept["size"], "reduced": reduced, "seconds": kept["t"],
+        "kind": kinds, "members": members, "bytes": inliers["size"], "reduced": reduced, "seconds": inliers["t"],
         "bandwidth": link.bandwidth * link.efficiency * shares,
     }  # fmt: skip
     return {key: column.astype(float) for key, column in rows.items()}, names

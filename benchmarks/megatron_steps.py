@@ -26,12 +26,12 @@ BASELINE_EFFICIENCY = 0.5  # the constant-efficiency baseline: model FLOPs, reco
 
 def baseline(rows: Sequence[Step]) -> Floats:
     """FLOPs with recomputation over half of the peak, stretched by the pipeline bubble."""
-    found = []
+    seconds = []
     for row in rows:
         flops = steps.predicted(row.model, row.run, row.hardware, Host()).flops * 4 / 3
         bubble = 1 + (row.run.pp - 1) / row.run.micro_batches
-        found.append(flops / (row.run.devices * row.hardware.peak_flops("bfloat16") * BASELINE_EFFICIENCY) * bubble)
-    return np.array(found)
+        seconds.append(flops / (row.run.devices * row.hardware.peak_flops("bfloat16") * BASELINE_EFFICIENCY) * bubble)
+    return np.array(seconds)
 
 
 # --- the host, fitted to a few runs ---------------------------------------------------------------------------------
@@ -83,14 +83,14 @@ def single_node_ranking(data: Path) -> Ranking:
 def multi_node(data: Path) -> Figures:
     """The A100 constants, the cluster's profile, and the host of the single-node runs' first calibration."""
     rows, host = multi_rows(data), draws_of(data)[0].host
-    own = steps.with_software(rows, MEGATRON)
+    preset_rows = steps.with_software(rows, MEGATRON)
     known = {
         "autoshard, host of 20 runs": seconds_of(rows, host),
-        "autoshard, `--software megatron`": seconds_of(own),
+        "autoshard, `--software megatron`": seconds_of(preset_rows),
         "autoshard, host of the profile": seconds_of(rows),
         "half of peak and bubble": baseline(rows),
     }
-    return {"rows": [_line(name, rows, errors(rows, own), ranking(rows, own)) for name, own in known.items()]}
+    return {"rows": [_line(name, rows, errors(rows, times), ranking(rows, times)) for name, times in known.items()]}
 
 
 def single_node(data: Path) -> Figures:
@@ -98,7 +98,7 @@ def single_node(data: Path) -> Figures:
     rows = single_rows(data)
     draws = draws_of(data)
     held = [[rows[i] for i in draw.held_out] for draw in draws]
-    each = [errors(own, draw.seconds) for own, draw in zip(held, draws, strict=True)]
+    each = [errors(held_rows, draw.seconds) for held_rows, draw in zip(held, draws, strict=True)]
     seconds, shipped = baseline(rows), seconds_of(rows)
     others = steps.with_software([row for row in rows if not row.fitted], MEGATRON)
     preset = seconds_of(others)
@@ -126,45 +126,45 @@ def composed(rows: Sequence[Step], held: Sequence[Sequence[Step]], each: Sequenc
     for row in rows:
         run = row.run
         groups[row.model.hidden, run.tp, run.pp, run.dp, run.micro_batch, run.micro_batches].append(row)
-    depths = [own for own in groups.values() if len(own) > 2]
-    linear = [own for own in depths if own[0].run.dp == 1]
+    depths = [group for group in groups.values() if len(group) > 2]
+    linear = [group for group in depths if group[0].run.dp == 1]
     means: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for own, errors_of in zip(held, each, strict=True):
-        for row, error in zip(own, errors_of, strict=True):
+    for held_rows, errors_of in zip(held, each, strict=True):
+        for row, error in zip(held_rows, errors_of, strict=True):
             means[row.model.hidden, row.run.tp, row.run.micro_batch].append(float(error))
     return {
         "groups": len(linear),
-        "off_line": max(float(np.abs(_off_line(own)).max()) for own in linear),
-        "bias": np.array([np.mean(own) for own in means.values()]),
-        "spread": np.median([np.std(own) for own in means.values()]),
+        "off_line": max(float(np.abs(_off_line(group)).max()) for group in linear),
+        "bias": np.array([np.mean(values) for values in means.values()]),
+        "spread": np.median([np.std(values) for values in means.values()]),
     }
 
 
 def _off_line(rows: Sequence[Step]) -> Floats:
     """Relative distance of steps from a straight line over their layers."""
     layers, real = np.array([row.model.layers for row in rows], dtype=float), measured(rows)
-    found: Floats = np.polyval(np.polyfit(layers, real, 1), layers) / real - 1
-    return found
+    distances: Floats = np.polyval(np.polyfit(layers, real, 1), layers) / real - 1
+    return distances
 
 
 def head_slope(rows: Sequence[Step], width: int, tp: int) -> float:
     """Seconds: a step of one replica is slots x layers, micro-batches x ends, and what it does once."""
     ends: dict[int, float] = {}
     for size in sorted({row.run.micro_batch for row in rows}):
-        own = [r for r in rows if (r.model.hidden, r.run.tp, r.run.dp, r.run.micro_batch) == (width, tp, 1, size)]
-        parts = [(r.model.layers / r.run.pp, r.run.micro_batches, r.run.pp) for r in own]
+        same_size = [r for r in rows if (r.model.hidden, r.run.tp, r.run.dp, r.run.micro_batch) == (width, tp, 1, size)]
+        parts = [(r.model.layers / r.run.pp, r.run.micro_batches, r.run.pp) for r in same_size]
         table = np.array([((count + pp - 1) * layers, count, 1.0, layers) for layers, count, pp in parts])
-        if len(own) >= HEAD_ROWS:
-            ends[size] = float(np.linalg.lstsq(table, measured(own), rcond=None)[0][1])
+        if len(same_size) >= HEAD_ROWS:
+            ends[size] = float(np.linalg.lstsq(table, measured(same_size), rcond=None)[0][1])
     return float(np.polyfit(list(ends), list(ends.values()), 1)[0])
 
 
 HEAD_ROWS = 8  # at least, for four numbers
 
 
-def _line(name: str, rows: Sequence[Step], found: Floats, ranks: Ranking) -> Cells:
+def _line(name: str, rows: Sequence[Step], deviations: Floats, ranks: Ranking) -> Cells:
     regrets = f"{ranks.regret:.1%}, {ranks.worst_regret:.1%}"
-    return name, len(rows), percent(found), f"{ranks.correlation:.2f}", regrets, ranks.workloads
+    return name, len(rows), percent(deviations), f"{ranks.correlation:.2f}", regrets, ranks.workloads
 
 
 TABLES = {

@@ -25,7 +25,7 @@ from autoshard.solvers.common.solver_options import Clock, Computing, Options
 from benchmarks import harness
 
 HARDWARE = "h100-80g-sxm"
-MODELS = {own["name"]: own for own in harness.rows_of("planned_models.toml")["memory_limits"]}
+MODELS = {entry["name"]: entry for entry in harness.rows_of("planned_models.toml")["memory_limits"]}
 MESHES = ("dp=2,tp=4", "dp=8,tp=8", "dp=4,sp=8,tp=8")
 HEADER = ("model", "mesh", "limit", "solve s", "sum ms", "gap")
 SHARES = (0.95, 0.8, 0.6)  # of the fastest plan's peak
@@ -45,8 +45,8 @@ def measure(graph_file: str, mesh: str, limit_seconds: float) -> list[dict[str, 
     for share in SHARES:
         started, row = time.process_time(), {"share": share}
         try:
-            found = solvers.solve(replace(problem, capacity_bytes=share * free.peak_bytes), "auto", options())
-            row |= {"objective": found.objective, "gap": 1 - found.lower_bound / found.objective}
+            solution = solvers.solve(replace(problem, capacity_bytes=share * free.peak_bytes), "auto", options())
+            row |= {"objective": solution.objective, "gap": 1 - solution.lower_bound / solution.objective}
         except InfeasibleError as error:
             row |= {"infeasible": "proved" if error.proven else "not proved"}
         rows.append({**row, "seconds": time.process_time() - started})
@@ -71,8 +71,8 @@ def main() -> None:
     def rows(folder: Path) -> Iterator[str]:
         for model, mesh in product(options.only or MODELS, options.mesh or MESHES):
             graph = harness.captured(folder, model, MODELS[model]["model"], MODELS[model]["sizes"], "bf16-mixed")
-            found = harness.measured("memory_limits", str(graph), mesh, options.seconds)
-            yield from lines(model, mesh, found)
+            results = harness.measured("memory_limits", str(graph), mesh, options.seconds)
+            yield from lines(model, mesh, results)
 
     with harness.kept(options.graphs) as folder:
         head = f"At most {options.seconds:.0f} s of computing each; "

@@ -31,29 +31,29 @@ class Mutant:
     @property
     def name(self) -> str:
         """What it is called by; it holds as long as its lines do."""
-        again = f" #{self.number}" if self.number else ""
-        return f"{self.file} {self.function or 'module'}: {self.before} -> {self.after}{again}"
+        suffix = f" #{self.number}" if self.number else ""
+        return f"{self.file} {self.function or 'module'}: {self.before} -> {self.after}{suffix}"
 
 
 def mutants(file: str, source: str) -> list[tuple[Mutant, Callable[[], str]]]:
     """Each with what makes the text of the file that has it; equal ones are numbered in order."""
     counts: dict[tuple[str, ...], int] = {}
-    found = []
+    pairs = []
     for place, (node, function) in enumerate(_places(ast.parse(source))):
-        for fault, (kind, made) in enumerate(_faults(node)):
-            key = (function, _text(node), _text(made))
+        for fault, (kind, replacement) in enumerate(_faults(node)):
+            key = (function, _text(node), _text(replacement))
             counts[key] = number = counts.get(key, -1) + 1
             mutant = Mutant(file, function, kind, key[1], key[2], number)
-            found.append((mutant, partial(_planted, source, place, fault)))
-    return found
+            pairs.append((mutant, partial(_planted, source, place, fault)))
+    return pairs
 
 
 def _planted(source: str, place: int, fault: int) -> str:
     """The file with a fault of one of its places."""
     tree = ast.parse(source)
     node, _ = list(_places(tree))[place]
-    _, made = list(_faults(node))[fault]
-    return ast.unparse(ast.fix_missing_locations(_Swap(node, made).visit(tree))) + "\n"
+    _, replacement = list(_faults(node))[fault]
+    return ast.unparse(ast.fix_missing_locations(_Swap(node, replacement).visit(tree))) + "\n"
 
 
 class _Swap(ast.NodeTransformer):
@@ -108,8 +108,8 @@ def _faults(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(node, ast.comprehension) and node.ifs:
         yield "condition dropped", _replaced(node, "ifs", node.ifs[:-1])
     if isinstance(node, ast.BoolOp):
-        rest = node.values[:-1]
-        yield "term dropped", rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
+        terms = node.values[:-1]
+        yield "term dropped", terms[0] if len(terms) == 1 else ast.BoolOp(node.op, terms)
     if isinstance(node, ast.BinOp) and not isinstance(node.left, ast.Constant | ast.JoinedStr):
         yield "term dropped", node.left
         if isinstance(node.op, _ORDERED):
@@ -148,14 +148,14 @@ def _calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
         yield "arguments swapped", ast.Call(node.func, [plain[1], plain[0], *plain[2:]], node.keywords)
     for index, keyword in enumerate(node.keywords):
         if keyword.arg is not None:
-            rest = [*node.keywords[:index], *node.keywords[index + 1 :]]
-            yield "argument dropped", ast.Call(node.func, node.args, rest)
+            keywords = [*node.keywords[:index], *node.keywords[index + 1 :]]
+            yield "argument dropped", ast.Call(node.func, node.args, keywords)
 
 
 def _replaced(node: ast.AST, name: str, value: object) -> ast.AST:
-    made = copy.copy(node)
-    setattr(made, name, value)
-    return made
+    clone = copy.copy(node)
+    setattr(clone, name, value)
+    return clone
 
 
 def _text(node: ast.AST) -> str:

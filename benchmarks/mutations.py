@@ -44,16 +44,16 @@ def corruptions(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
     """(kind, place, corrupted rule): every single way."""
     yield from _swaps(rule)
     for index, factor in enumerate(rule.whole):
-        rest = tuple(f for f in rule.whole if f != factor)
-        yield "whole dropped", str(index), replace(rule, whole=rest)
-        yield "whole called summed", str(index), replace(rule, whole=rest, sum=(*rule.sum, factor))
+        remaining = tuple(f for f in rule.whole if f != factor)
+        yield "whole dropped", str(index), replace(rule, whole=remaining)
+        yield "whole called summed", str(index), replace(rule, whole=remaining, sum=(*rule.sum, factor))
     for index, factor in enumerate(rule.sum):
-        rest = tuple(f for f in rule.sum if f != factor)
-        yield "sum dropped", str(index), replace(rule, sum=rest)
-        yield "partial called whole", str(index), replace(rule, sum=rest, joined=(*rule.joined, factor))
+        remaining = tuple(f for f in rule.sum if f != factor)
+        yield "sum dropped", str(index), replace(rule, sum=remaining)
+        yield "partial called whole", str(index), replace(rule, sum=remaining, joined=(*rule.joined, factor))
     for index, factor in enumerate(rule.joined):
-        rest = tuple(f for f in rule.joined if f != factor)
-        yield "joined called summed", str(index), replace(rule, joined=rest, sum=(*rule.sum, factor))
+        remaining = tuple(f for f in rule.joined if f != factor)
+        yield "joined called summed", str(index), replace(rule, joined=remaining, sum=(*rule.sum, factor))
     for position, term in enumerate(rule.operands):
         if term is not None and term.added:
             yield "+ dropped", str(position), _with(rule, position, replace(term, added=False))
@@ -144,23 +144,23 @@ def mutants(target: str) -> list[Mutant]:
     return [Mutant(target, kind, place, end, text) for (kind, place), (end, text) in ends.items()]
 
 
-def summary(found: Sequence[Mutant]) -> list[Sequence[str]]:
+def summary(outcomes: Sequence[Mutant]) -> list[Sequence[str]]:
     """A row a kind of corruption, then the sum."""
     rows: list[Sequence[str]] = [
         ("corruption", "mutants", "caught", "by values", "by shapes", "by the notation", "true", "same"),
     ]
-    for kind in [*dict.fromkeys(m.kind for m in found), "all"]:
-        own = Counter(m.end for m in found if kind in ("all", m.kind))
-        caught = own[WRONG] + own[MISFIT] + own[REFUSED]
-        figures = (own.total(), caught, own[WRONG], own[MISFIT], own[REFUSED], own[TRUE], own[SAME])
+    for kind in [*dict.fromkeys(m.kind for m in outcomes), "all"]:
+        ends = Counter(m.end for m in outcomes if kind in ("all", m.kind))
+        caught = ends[WRONG] + ends[MISFIT] + ends[REFUSED]
+        figures = (ends.total(), caught, ends[WRONG], ends[MISFIT], ends[REFUSED], ends[TRUE], ends[SAME])
         rows.append((kind, *map(str, figures)))
     return rows
 
 
-def survivors(found: Sequence[Mutant]) -> list[str]:
+def survivors(outcomes: Sequence[Mutant]) -> list[str]:
     """A line for each kind of survivor, with its operators."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for mutant in found:
+    for mutant in outcomes:
         if mutant.end in (TRUE, SAME):
             groups.setdefault((mutant.end, mutant.kind), []).append(mutant.target.removeprefix("aten."))
     lines = []
@@ -169,9 +169,9 @@ def survivors(found: Sequence[Mutant]) -> list[str]:
     return lines
 
 
-def unexplained(found: Sequence[Mutant]) -> list[Mutant]:
+def unexplained(outcomes: Sequence[Mutant]) -> list[Mutant]:
     """Survivors that offer something new which is right in every case, and that nobody has accounted for."""
-    true = [mutant for mutant in found if mutant.end == TRUE]
+    true = [mutant for mutant in outcomes if mutant.end == TRUE]
     return [m for m in true if m.kind not in EXPLAINED and f"{m.kind} {m.target} {m.place}" not in EXPLAINED]
 
 
@@ -187,17 +187,17 @@ def main() -> int:
     parser.add_argument("operators", nargs="*", metavar="OP", help="default: the whole table")
     options = parser.parse_args()
     start = time.perf_counter()
-    found: list[Mutant] = []
+    outcomes: list[Mutant] = []
     for target in options.operators or sorted(target for target, known in OPERATORS.items() if known.rule is not None):
-        found += mutants(target)
-        print(f"{target}: {len(found)} mutants so far", file=sys.stderr)
+        outcomes += mutants(target)
+        print(f"{target}: {len(outcomes)} mutants so far", file=sys.stderr)
     seconds = time.perf_counter() - start
-    header, *rows = summary(found)
-    lines = [*harness.table(header, (harness.cells(*row) for row in rows), 1), "", *survivors(found)]
+    header, *rows = summary(outcomes)
+    lines = [*harness.table(header, (harness.cells(*row) for row in rows), 1), "", *survivors(outcomes)]
     if options.write:
-        operators = len({mutant.target for mutant in found})
+        operators = len({mutant.target for mutant in outcomes})
         harness.put("mutations", [f"{operators} operators in {seconds:.0f} s; {harness.machine()}", "", *lines])
-    return 6 if unexplained(found) else 0
+    return 6 if unexplained(outcomes) else 0
 
 
 if __name__ == "__main__":

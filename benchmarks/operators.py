@@ -87,12 +87,12 @@ def samples(entry: Any, limit: int) -> list[One]:
     dtype = next((d for d in DTYPES if d in entry.supported_dtypes("cpu")), None)
     if dtype is None:
         return []
-    found = [
+    modules = [
         One(entry.op, ((sample.input, *sample.args), sample.kwargs))
         for sample in entry.sample_inputs("cpu", dtype, requires_grad=False)
     ]
-    step = max(1, len(found) // limit)
-    return found[::step][:limit]
+    step = max(1, len(modules) // limit)
+    return modules[::step][:limit]
 
 
 def run_package(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -119,14 +119,14 @@ def wrong_rules(entry: Any, limit: int, seen: set[object]) -> Iterator[str]:
             continue
         for op in graph.ops:
             case = case_of(graph, op)
-            ranks = tuple(None if own is None else (len(own.shape), own.dtype) for own in case.operands)
+            ranks = tuple(None if operand is None else (len(operand.shape), operand.dtype) for operand in case.operands)
             key = op.target, ranks, tuple((name, type(value)) for name, value in op.attributes)
             if record(op.target).rule is None or key in seen:
                 continue
             seen.add(key)
             if has_rule(graph, op):
                 verdicts = prove_case(case, Mesh.parse(MESH))
-                yield from (f"{case}: {own.strategy}: {own.failure}" for own in verdicts if own.failure)
+                yield from (f"{case}: {verdict.strategy}: {verdict.failure}" for verdict in verdicts if verdict.failure)
         check_rules(graph_json.loads(graph_json.dumps(with_discovered(graph, run_call=run_emitted)[0]), "saved"))
 
 
@@ -144,12 +144,12 @@ def outcome(entry: Any, limit: int = SAMPLES) -> End:
 def _one(model: One) -> tuple[str, str]:
     try:
         wanted = model(*(x.clone() for x in model.inputs))
-        again = model(*(x.clone() for x in model.inputs))
+        repeated = model(*(x.clone() for x in model.inputs))
     except Exception as error:
         return "refused", f"torch itself: {_first(error)}"
     if not model.inputs or not wanted:
         return "not emitted", "no tensor goes in or none comes out"
-    if any(_differs(a, b) for a, b in zip(wanted, again, strict=True)):
+    if any(_differs(a, b) for a, b in zip(wanted, repeated, strict=True)):
         return "random", ""
     try:
         got = run_package(model, model.inputs)
@@ -217,16 +217,14 @@ def main() -> int:
     if options.rules:
         return rules(chosen(options.names, options.sample, options.seed), options.limit)
     start = time.process_time()
-    found = []
+    rows = []
     for end in ends(chosen(options.names, options.sample, options.seed), options.limit):
-        found.append(end)
+        rows.append(end)
         print(f"{end.name:50} {end.end:12} {end.samples:2}  {end.why}", flush=True)
-    counts = Counter(end.end for end in found)
+    counts = Counter(end.end for end in rows)
     said = ", ".join(f"{counts[end]} {end}" for end in sorted(counts))
-    print(
-        f"{len(found)} entries, {sum(e.samples for e in found)} calls: {said}; {time.process_time() - start:.0f} CPU-s"
-    )
-    return 6 if any(end.end in BAD for end in found) else 0
+    print(f"{len(rows)} entries, {sum(e.samples for e in rows)} calls: {said}; {time.process_time() - start:.0f} CPU-s")
+    return 6 if any(end.end in BAD for end in rows) else 0
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ def _plan(spec: str, package: Path, passed: list[str]) -> list[str]:
         words = " ".join(line.strip() for line in said).removeprefix("autoshard: ") or f"plan ended with {code}"
         raise (Refused if code == NOT_CAPTURED else Failed)(words)
     passed += ["captured", "planned"]
-    found = re.search(r"^next: (torchrun .*)$", output.getvalue(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^next: (torchrun .*)$", output.getvalue(), re.MULTILINE)
+    if match is None:
         raise Failed("plan prints no torchrun command")
-    return shlex.split(found[1])
+    return shlex.split(match[1])
 
 
 def _command(launch: Sequence[str], *options: object) -> list[str]:
@@ -89,20 +89,20 @@ def _command(launch: Sequence[str], *options: object) -> list[str]:
 
 def _ended(command: Sequence[str], what: str) -> str:
     """Runs it to its end; what it printed."""
-    made = harness.ended(command, START_SECONDS)
-    if made.code is None:
-        raise Failed(f"{what}: {made.end}")
-    if made.code:
-        raise Failed(f"{what}: {_last_words(made.errors) or made.end}")
-    return made.output
+    outcome = harness.ended(command, START_SECONDS)
+    if outcome.code is None:
+        raise Failed(f"{what}: {outcome.end}")
+    if outcome.code:
+        raise Failed(f"{what}: {_last_words(outcome.errors) or outcome.end}")
+    return outcome.output
 
 
 def _last_words(text: str) -> str:
     """The error of train.py, or the last exception of a traceback."""
     lines = [re.sub(r"^\[(rank)?\d+\]:?(\[rank\d+\]:)? ?", "", line).strip() for line in text.splitlines()]
-    own = [line for line in lines if line.startswith("error") or re.match(r"[\w.]*(Error|Exception)\b", line)]
-    own = [line for line in own if "ChildFailedError" not in line] or [line for line in lines if "terminate" in line]
-    return own[0] if own else (lines[-1] if lines else "")
+    hits = [line for line in lines if line.startswith("error") or re.match(r"[\w.]*(Error|Exception)\b", line)]
+    hits = [line for line in hits if "ChildFailedError" not in line] or [line for line in lines if "terminate" in line]
+    return hits[0] if hits else (lines[-1] if lines else "")
 
 
 def _start_and_kill(launch: list[str], saved: Path, passed: list[str]) -> int:

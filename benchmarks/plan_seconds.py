@@ -53,9 +53,9 @@ class Row:
 
 
 ROWS = [
-    Row(own["name"], own["model"], own.get("sizes", {}), mesh, bar)
-    for own in harness.rows_of("planned_models.toml")["plan_seconds"]
-    for mesh, bar in own.get("bars", MESHES).items()
+    Row(entry["name"], entry["model"], entry.get("sizes", {}), mesh, bar)
+    for entry in harness.rows_of("planned_models.toml")["plan_seconds"]
+    for mesh, bar in entry.get("bars", MESHES).items()
 ]
 NEXT = (("--memory-limit", "70GiB"), ("--level", "0"), ("--level", "1"))
 HEADER = ("model", "mesh", "trace s", "plan s", "beyond s", "bar s", "step ms", "bound ms", "gap", "waits for")
@@ -65,10 +65,10 @@ NEXT_HEADER = ("model", "mesh", "first of the model s", "of the graph s", *(f"`{
 def clocked(*words: str) -> tuple[float, dict[str, float]]:
     """CPU seconds of an autoshard command from an empty cache, and what its own clock says (beyond_capture.py)."""
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "seconds.json"
+        path = Path(folder) / "seconds.json"
         script = str(ROOT / "benchmarks" / "beyond_capture.py")
-        whole = timed(script, str(told), *words, cache=str(Path(folder) / "cache"))
-        known: dict[str, float] = json.loads(told.read_text(encoding="utf-8"))
+        whole = timed(script, str(path), *words, cache=str(Path(folder) / "cache"))
+        known: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
     return whole, known
 
 
@@ -85,12 +85,12 @@ def line(folder: Path, traced: float, start: float, row: Row) -> str:
     out = folder / "out"
     plan, known = clocked("plan", *row.asked, "--mesh", row.mesh, "--hardware", HARDWARE, "--out", str(out))
     extra = known["all"] - known["captures"] - start
-    found = plan_json.load(out / "plan.json")
-    step, bound = 1e3 * found.predicted_seconds, 1e3 * found.certificate.level_bound
+    saved_plan = plan_json.load(out / "plan.json")
+    step, bound = 1e3 * saved_plan.predicted_seconds, 1e3 * saved_plan.certificate.level_bound
     gap, bar = 1 - bound / step, "" if row.bar is None else f"{row.bar:.1f}"
-    seconds = [*(f"{own:.1f}" for own in (traced, plan, extra)), bar]
+    seconds = [*(f"{value:.1f}" for value in (traced, plan, extra)), bar]
     cells = [row.name, row.mesh.replace(",", " "), *seconds, f"{step:.2f}", f"{bound:.2f}"]
-    return harness.cells(*cells, f"{gap:.1%}", reason(found, out / "graph.json") if gap > COUNTS else "")
+    return harness.cells(*cells, f"{gap:.1%}", reason(saved_plan, out / "graph.json") if gap > COUNTS else "")
 
 
 def reason(plan: Plan, path: Path) -> str:
@@ -112,11 +112,11 @@ def next_lines(rows: Iterable[Row]) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as folder:
             graph, out, cache, another = (f"{folder}/{name}" for name in ("graph.json", "out", "cache", "another"))
             command = ("-m", "autoshard", "plan")
-            rest = ["--mesh", row.mesh, "--hardware", HARDWARE, "--out", out, "--json"]
+            options = ["--mesh", row.mesh, "--hardware", HARDWARE, "--out", out, "--json"]
             timed("-m", "autoshard", "trace", *row.asked, "-o", graph)
-            whole = timed(*command, *row.asked, *rest, cache=another)
-            first = timed(*command, graph, *rest, cache=cache)
-            others = [timed(*command, graph, *rest, *other, cache=cache) for other in NEXT]
+            whole = timed(*command, *row.asked, *options, cache=another)
+            first = timed(*command, graph, *options, cache=cache)
+            others = [timed(*command, graph, *options, *other, cache=cache) for other in NEXT]
         parts = (f"{seconds:.1f} ({seconds / whole:.0%}, {seconds / first:.0%})" for seconds in others)
         yield harness.cells(row.name, row.mesh.replace(",", " "), f"{whole:.1f}", f"{first:.1f}", *parts)
 

@@ -43,7 +43,7 @@ EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
 
 def drawn(seed: int, count: int) -> list[tuple[Mutant, str]]:
     """`count` of all faults that there are, with the text of their files."""
-    everything = [found for path in _files() for found in mutants(str(path.relative_to(CODE)), path.read_text("utf-8"))]
+    everything = [fault for path in _files() for fault in mutants(str(path.relative_to(CODE)), path.read_text("utf-8"))]
     return [(mutant, text()) for mutant, text in random.Random(seed).sample(everything, count)]
 
 
@@ -72,7 +72,7 @@ def prepared(path: Path) -> None:
     from autoshard.ir.mesh import Mesh
     from autoshard.verification import make_case
 
-    found = []
+    cases = []
     for model in LISTED["model"]:
         name, arguments = model["path"], model.get("arguments", {})
         spec = str(ROOT / name) if ".py:" in name else name
@@ -80,8 +80,8 @@ def prepared(path: Path) -> None:
         case = make_case(spec, arguments, graph, steps=model.get("steps", 2))
         for text, style in model["plans"]:
             plan = harness.planned(graph, "a100-80g-sxm", Mesh.parse(text), style)
-            found.append((f"{name.rpartition('/')[2]} {text} {style}", plan, graph, case))
-    path.write_bytes(pickle.dumps(found))
+            cases.append((f"{name.rpartition('/')[2]} {text} {style}", plan, graph, case))
+    path.write_bytes(pickle.dumps(cases))
     if wrong := verdict(path):
         raise SystemExit(f"without a fault: {wrong}")
 
@@ -125,9 +125,9 @@ class Copy:
         """What catches the fault ("" for nothing). Tests are nearer to rules, verification to what it runs; costs
         change no program."""
         ways = [self._by_plans] * (not mutant.file.startswith("costs/")) + [self._by_tests] * tests
-        for way in ways[::-1] if mutant.file.startswith("rules/") else ways:
-            if found := way(mutant.file, text):
-                return found
+        for check in ways[::-1] if mutant.file.startswith("rules/") else ways:
+            if catcher := check(mutant.file, text):
+                return catcher
         return ""
 
     def _by_plans(self, file: str, text: str) -> str:
@@ -177,10 +177,10 @@ def page(outcomes: Sequence[tuple[Mutant, str]]) -> list[Sequence[str]]:
         ("room", "faults", "by verification", "by a test", "by its end", "equivalent", "missed"),
     ]
     for room in (*ROOMS, "all"):
-        own = [by for mutant, by in outcomes if room in ("all", str(Path(mutant.file).parent))]
-        kinds = Counter(by.partition(":")[0] for by in own)
+        catchers = [by for mutant, by in outcomes if room in ("all", str(Path(mutant.file).parent))]
+        kinds = Counter(by.partition(":")[0] for by in catchers)
         columns = ("verification", "test", "process", EQUIVALENT, SURVIVED)
-        rows.append((room, str(len(own)), *(str(kinds[kind]) for kind in columns)))
+        rows.append((room, str(len(catchers)), *(str(kinds[kind]) for kind in columns)))
     return rows
 
 
@@ -220,8 +220,8 @@ def main() -> int:
                 f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True
             )
             if options.log and (by != SURVIVED or not options.without_tests):
-                told = by if ":" in by else ""
-                harness.log(options.log, {"fault": mutant.name, "kind": mutant.kind, "by": told})
+                cause = by if ":" in by else ""
+                harness.log(options.log, {"fault": mutant.name, "kind": mutant.kind, "by": cause})
     from autoshard.text.tables import table
 
     print("\n".join(table(page(outcomes))))

@@ -54,37 +54,37 @@ class Step:
     full: bool = False
 
 
-def step(given: Mapping[str, Any]) -> Step:
+def step(record: Mapping[str, Any]) -> Step:
     """Of columns by their names; a run is parallel along the sequence where it is tensor parallel, if nothing says
     otherwise."""
-    model = Transformer(**_fields(Transformer, given))
-    own = _fields(TrainingRun, given)
-    again = given.get("again", "")
-    own |= {"recompute": again} if again and again != "half" else {}
-    chunked = own.get("interleave", 1) > 1
-    own = {"schedule": "interleaved" if chunked else "1f1b", "sequence_parallel": own.get("tp", 1) > 1} | own
-    run = TrainingRun(**own)
-    rest = {key: given[key] for key in ("workload", "release", "fitted", "memory_gb", "full") if key in given}
-    hardware = _hardware(given["hardware"])
-    return Step(model, run, _seconds(given, model, run), hardware, given.get("name", ""), again=again, **rest)
+    model = Transformer(**_fields(Transformer, record))
+    setup = _fields(TrainingRun, record)
+    recompute = record.get("again", "")
+    setup |= {"recompute": recompute} if recompute and recompute != "half" else {}
+    chunked = setup.get("interleave", 1) > 1
+    setup = {"schedule": "interleaved" if chunked else "1f1b", "sequence_parallel": setup.get("tp", 1) > 1} | setup
+    run = TrainingRun(**setup)
+    extra = {key: record[key] for key in ("workload", "release", "fitted", "memory_gb", "full") if key in record}
+    hardware = _hardware(record["hardware"])
+    return Step(model, run, _seconds(record, model, run), hardware, record.get("name", ""), again=recompute, **extra)
 
 
-def _fields(kind: type[Transformer] | type[TrainingRun], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: given[field.name] for field in fields(kind) if field.name in given}
+def _fields(kind: type[Transformer] | type[TrainingRun], record: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: record[field.name] for field in fields(kind) if field.name in record}
 
 
-def _seconds(given: Mapping[str, Any], model: Transformer, run: TrainingRun) -> float:
+def _seconds(record: Mapping[str, Any], model: Transformer, run: TrainingRun) -> float:
     """NaN where none was measured."""
-    if "tokens" in given:
-        return run.batch * model.sequence / given["tokens"] / run.devices
-    if "milliseconds" in given:
-        return float(given["milliseconds"]) * 1e-3
-    if "teraflops" in given:
+    if "tokens" in record:
+        return run.batch * model.sequence / record["tokens"] / run.devices
+    if "milliseconds" in record:
+        return float(record["milliseconds"]) * 1e-3
+    if "teraflops" in record:
         flops = 72 * run.batch * model.sequence * model.layers * model.hidden**2 * (
             1 + model.sequence / (6 * model.hidden) + model.vocabulary / (12 * model.hidden * model.layers)
         )  # fmt: skip
-        return float(flops / (given["teraflops"] * 1e12 * run.devices))
-    return float(given.get("seconds", "nan"))
+        return float(flops / (record["teraflops"] * 1e12 * run.devices))
+    return float(record.get("seconds", "nan"))
 
 
 TABLES = harness.rows_of("published_runs.toml")
@@ -108,48 +108,48 @@ def _hardware(name: str) -> Hardware:
 
 def records(table: str) -> Iterator[dict[str, Any]]:
     """The rows of a table with what they have in common, and the sizes of their models."""
-    found = TABLES[table]
-    for cells in found["rows"]:
-        given = found.get("common", {}) | dict(zip(found["columns"], cells, strict=True))
+    content = TABLES[table]
+    for cells in content["rows"]:
+        record = content.get("common", {}) | dict(zip(content["columns"], cells, strict=True))
         models = {} if table == "models" else {row["model"]: row for row in records("models")}
-        yield models.get(given.get("model"), {}) | given
+        yield models.get(record.get("model"), {}) | record
 
 
 @lru_cache(maxsize=16)
 def published(table: str) -> tuple[Step, ...]:
-    return tuple(step(given) for given in records(table))
+    return tuple(step(record) for record in records(table))
 
 
 @lru_cache(maxsize=4)
 def ascend(software: str = ASCEND) -> tuple[Step, ...]:
     """Every second model of a device is what the rate of products is fitted to."""
-    found = []
+    steps = []
     for table in ("mindspeed", "mindspeed_bloom", "mindformers"):
-        for number, own in enumerate(published(table)):
+        for number, row in enumerate(published(table)):
             fitted = number % 2 == 0 and table != "mindspeed_bloom"
-            found.append(replace(own, fitted=fitted, run=replace(own.run, software=software)))
-    return tuple(found)
+            steps.append(replace(row, fitted=fitted, run=replace(row.run, software=software)))
+    return tuple(steps)
 
 
 @lru_cache(maxsize=1)
 def fsdp_runs() -> tuple[Step, ...]:
     """FSDP on other hosts than the MPT table's, each eager run followed by the compiled one. Nothing is fitted to any
     of them."""
-    found = []
-    for given in (*records("torchtitan"), *records("fms-fsdp")):
-        device = "A100" if "a100" in given["hardware"] else "H100"
-        name = f"{given['release']} {given['model']}, {device}"
+    steps = []
+    for record in (*records("torchtitan"), *records("fms-fsdp")):
+        device = "A100" if "a100" in record["hardware"] else "H100"
+        name = f"{record['release']} {record['model']}, {device}"
         for compiled, column in enumerate(("tokens", "compiled_tokens")):
-            if given[column]:
-                tokens = given[column]
+            if record[column]:
+                tokens = record[column]
                 tokens = tokens[0] * tokens[1] / tokens[2] if isinstance(tokens, list) else float(tokens)
-                found.append(step(given | {"name": name, "tokens": tokens, "compiled": bool(compiled)}))
-    return tuple(found)
+                steps.append(step(record | {"name": name, "tokens": tokens, "compiled": bool(compiled)}))
+    return tuple(steps)
 
 
-def is_known(own: Step) -> bool:
+def is_known(row: Step) -> bool:
     """Whether such a run's step can be judged: what it computes again is known, or (13B, eager) told by its HFU."""
-    return not own.run.compiled or own.release == "torchtitan" or own.again == "none"
+    return not row.run.compiled or row.release == "torchtitan" or row.again == "none"
 
 
 # --- tables of measurements -------------------------------------------------------------------------------------------
@@ -157,26 +157,26 @@ def is_known(own: Step) -> bool:
 
 def _rows(data: Path, file: str, table: str = "") -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """The cells of each row of a file, and what published_files.toml makes of them; empty cells are 0."""
-    own = harness.rows_of("published_files.toml")[table or file]
+    schema = harness.rows_of("published_files.toml")[table or file]
     for raw in read(data / f"{file}.csv"):
         row = {name.strip(): cell for name, cell in raw.items()}
-        numbers = {field: int(row[name] or 0) for name, field in own.get("numbers", {}).items() if name in row}
-        yield row, own["common"] | numbers
+        numbers = {field: int(row[name] or 0) for name, field in schema.get("numbers", {}).items() if name in row}
+        yield row, schema["common"] | numbers
 
 
 def vtrain(data: Path, file: str, single: bool = False) -> list[Step]:
     """vTrain's iterations (VIA-Research/vTrain, MIT): fp16, 1F1B, full recomputation. `single`: those of one node, in
     which nothing is computed again (docs/validation.md says why) and the vocabulary is not padded (the source's
     ShardedGptModel); the narrower models are what Megatron's host is fitted to."""
-    found = []
-    for row, given in _rows(data, file, "vtrain"):
-        given["vocabulary"] = WORDS // given["tp"] * given["tp"] if single else VOCABULARY
-        given |= {"hardware": A100 if single else CLUSTER, "recompute": "none" if single else "full"}
-        given |= {"milliseconds": row["iteration time (ms)"], "fitted": single and given["hidden"] == FITTED_WIDTH}
-        own = step(given | {"name": f"{given['hidden']} wide"})
-        workload = (replace(own.model, vocabulary=VOCABULARY), own.run.batch, int(row["# GPUs"]))
-        found.append(replace(own, workload=workload))
-    return found
+    steps = []
+    for row, record in _rows(data, file, "vtrain"):
+        record["vocabulary"] = WORDS // record["tp"] * record["tp"] if single else VOCABULARY
+        record |= {"hardware": A100 if single else CLUSTER, "recompute": "none" if single else "full"}
+        record |= {"milliseconds": row["iteration time (ms)"], "fitted": single and record["hidden"] == FITTED_WIDTH}
+        parsed = step(record | {"name": f"{record['hidden']} wide"})
+        workload = (replace(parsed.model, vocabulary=VOCABULARY), parsed.run.batch, int(row["# GPUs"]))
+        steps.append(replace(parsed, workload=workload))
+    return steps
 
 
 def single_rows(data: Path) -> list[Step]:
@@ -192,40 +192,40 @@ def multi_rows(data: Path) -> list[Step]:
 def bloom(data: Path) -> tuple[Step, ...]:
     """BLOOM's plans on the cluster with the network that was measured there; full recomputation and eager attention are
     assumed. No second is fitted."""
-    found = []
-    for raw, given in _rows(data, "bloom_steps"):
+    steps = []
+    for raw, record in _rows(data, "bloom_steps"):
         if not raw["dp"]:
             continue  # one node: the replicas are not stated
-        if given["batch"] % (given["micro_batch"] * given["dp"]) or given["heads"] % given["tp"]:
+        if record["batch"] % (record["micro_batch"] * record["dp"]) or record["heads"] % record["tp"]:
             continue
         full = "OOM" in (raw["memory_gb"], raw["note"])
         seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
-        given |= {
+        record |= {
             "zero": int(raw["zero"] or 1), "precision": raw["dtype"], "seconds": seconds,
             "memory_gb": float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan"),
             "name": f"{raw['size']} {raw['layers']}x{raw['hidden']}, {raw['heads']} heads",
             "workload": (raw["size"], raw["note"]), "full": full or not seconds > 0,
         }  # fmt: skip
-        found.append(step(given))
-    return tuple(found)
+        steps.append(step(record))
+    return tuple(steps)
 
 
 @lru_cache(maxsize=4)
 def b200(data: Path) -> tuple[Step, ...]:
     """SimuMax's dense rows: those with experts are of DeepSeek, whose latent attention `estimate` does not describe."""
-    models, found = {row["model"]: row for row in records("models")}, []
-    for raw, given in _rows(data, "simumax_b200_steps"):
+    models, steps = {row["model"]: row for row in records("models")}, []
+    for raw, record in _rows(data, "simumax_b200_steps"):
         known = CASE.match(raw["case"])
         if not known:
             continue
         size, layers, tp, cp, pp, dp, length, micro_batches = (int(group or 0) for group in known.groups())
-        given |= models[f"Llama 3 {size}B"] | {
+        record |= models[f"Llama 3 {size}B"] | {
             "layers": layers, "sequence": length or 4096, "batch": micro_batches * dp, "dp": dp, "tp": tp, "pp": pp,
             "cp": cp or 1, "name": f"Llama 3 {size}B", "workload": (size, micro_batches, length),
             "memory_gb": float(raw["measured_peak_gib"]), "milliseconds": raw["measured_ms"],
         }  # fmt: skip
-        found.append(step(given))
-    return tuple(found)
+        steps.append(step(record))
+    return tuple(steps)
 
 
 @lru_cache(maxsize=8)
@@ -233,22 +233,22 @@ def mpt(data: Path, software: str = FSDP_SOFTWARE, float8: bool = False) -> tupl
     """MosaicML's llm-foundry benchmarks: MPT models on 8 to 512 A100 and H100, all but those in amp_fp8
     (TransformerEngine, eager), or those alone. No biases, no dropout, the table tied, Triton's flash-attention, a fused
     loss. One number a device generation is fitted to every second model by size. `workload` begins with the device."""
-    found = []
-    for raw, given in _rows(data, "mpt_fsdp_steps"):
+    steps = []
+    for raw, record in _rows(data, "mpt_fsdp_steps"):
         if raw["gpu"] not in GPUS or (raw["precision"] == "amp_fp8") != float8:
             continue
-        devices = given["dp"]
-        given |= {
+        devices = record["dp"]
+        record |= {
             "software": software,
             "recompute": "full" if raw["checkpointing"] == "True" else "none",
             "zero": 3 if raw["sharding"].startswith("FULL") else 2, "precision": FP8_FSDP if float8 else FSDP,
             "reduced": "bf16" if raw["sharding"].endswith("PURE") else "fp32",
-            "seconds": given["batch"] * given["sequence"] / float(raw["tokens_per_second_per_gpu"]) / devices,
-            "workload": (raw["gpu"], raw["model"], given["sequence"], devices), "hardware": GPUS[raw["gpu"]],
+            "seconds": record["batch"] * record["sequence"] / float(raw["tokens_per_second_per_gpu"]) / devices,
+            "workload": (raw["gpu"], raw["model"], record["sequence"], devices), "hardware": GPUS[raw["gpu"]],
             "name": raw["model"], "fitted": raw["model"] in MPT_SIZES[::2],
         }  # fmt: skip
-        found.append(step(given))
-    return tuple(found)
+        steps.append(step(record))
+    return tuple(steps)
 
 
 @lru_cache(maxsize=2)
@@ -263,29 +263,29 @@ def nvidia(data: Path) -> tuple[Step, ...]:
     """NVIDIA's recipes, Megatron-Core's with TransformerEngine on H100 and B200: distributed optimizer, sequence
     parallelism where TP is, gradients summed in bfloat16, a fused loss, nothing computed again; in float8
     `--precision fp8`."""
-    found = []
-    for raw, given in _rows(data, "dgxc_h100_steps", "recipes"):
+    steps = []
+    for raw, record in _rows(data, "dgxc_h100_steps", "recipes"):
         family, _, release = raw["family"].partition("/")
-        given |= {"name": family, "hardware": MACHINES["h100"], "seconds": float(raw["step_seconds"])}
-        found.append(_recipe(raw, given | {"release": OTHER_RELEASE.get(release, "dgxc 25.04.01")}))
-    for raw, given in _rows(data, "nemo_fp8_steps", "recipes"):
+        record |= {"name": family, "hardware": MACHINES["h100"], "seconds": float(raw["step_seconds"])}
+        steps.append(_recipe(raw, record | {"release": OTHER_RELEASE.get(release, "dgxc 25.04.01")}))
+    for raw, record in _rows(data, "nemo_fp8_steps", "recipes"):
         release, _, name = raw["name"].partition(" ")
-        seconds = given["batch"] * given["sequence"] / (float(raw["tokens_per_second_per_gpu"]) * given["dp"])
-        given |= {"name": name, "hardware": MACHINES[raw["machine"]], "seconds": seconds}
-        found.append(_recipe(raw, given | {"release": f"NeMo {release}"}))
-    return tuple(found)
+        seconds = record["batch"] * record["sequence"] / (float(raw["tokens_per_second_per_gpu"]) * record["dp"])
+        record |= {"name": name, "hardware": MACHINES[raw["machine"]], "seconds": seconds}
+        steps.append(_recipe(raw, record | {"release": f"NeMo {release}"}))
+    return tuple(steps)
 
 
-def _recipe(raw: Mapping[str, str], given: dict[str, Any]) -> Step:
-    fsdp = bool(given.pop("fsdp", 0))
-    given |= {
+def _recipe(raw: Mapping[str, str], record: dict[str, Any]) -> Step:
+    fsdp = bool(record.pop("fsdp", 0))
+    record |= {
         "activation": raw["activation"], "positions": raw["positions"], "norm": raw["norm"], "bias": raw["bias"] == "1",
         "tied": raw["tied"] == "1", "zero": 3 if fsdp else 1, "precision": FP8_FSDP if fsdp else raw["precision"],
-        "dp": given["dp"] // (given["tp"] * given["pp"] * given["cp"]), "ep": given.get("ep") or 1,
-        "interleave": max(1, given["interleave"]),
+        "dp": record["dp"] // (record["tp"] * record["pp"] * record["cp"]), "ep": record.get("ep") or 1,
+        "interleave": max(1, record["interleave"]),
     }  # fmt: skip
-    own = step(given)
-    return replace(own, name=f"{given['name']} {raw['precision']} on {own.run.devices}")
+    parsed = step(record)
+    return replace(parsed, name=f"{record['name']} {raw['precision']} on {parsed.run.devices}")
 
 
 @lru_cache(maxsize=4)
@@ -293,20 +293,20 @@ def mindspeed(data: Path, software: str = ASCEND) -> tuple[Step, ...]:
     """MindSpeed-LLM's launch scripts of 1.0.RC3 on Ascend 910B, where script and table agree on the number of nodes.
     `mc2` and flags that `estimate` does not describe are left as they are; a head dim other than hidden over heads
     can't be said. SWAPPED is as if all were recomputed."""
-    found = []
-    for raw, given in _rows(data, "mindspeed_910b_rc3"):
-        if given["nodes"] * 8 != given["npus"] or raw["head_dim"]:
+    steps = []
+    for raw, record in _rows(data, "mindspeed_910b_rc3"):
+        if record["nodes"] * 8 != record["npus"] or raw["head_dim"]:
             continue
-        tp, pp, cp, each = (given[key] for key in ("tp", "pp", "cp", "each"))
-        given |= {
-            "vocabulary": given["vocabulary"] or LLAMA_WORDS,
+        tp, pp, cp, each = (record[key] for key in ("tp", "pp", "cp", "each"))
+        record |= {
+            "vocabulary": record["vocabulary"] or LLAMA_WORDS,
             "attention": "flash" if raw["flash"] == "1" else "unfused",
-            "interleave": given["layers"] // pp // each if each else 1, "dp": given["npus"] // (tp * pp * cp),
+            "interleave": record["layers"] // pp // each if each else 1, "dp": record["npus"] // (tp * pp * cp),
             "sequence_parallel": raw["sequence_parallel"] == "1" and tp > 1, "precision": raw["precision"],
             "overlap": raw["overlap_grad_reduce"] == "1", "software": software,
             "stage_layers": tuple(map(int, filter(None, raw["layers_of_stages"].split(",")))),
             "recompute": "full" if raw["name"] in SWAPPED else "none", "name": raw["name"],
             "tokens": float(raw["tokens_per_second_per_npu"]),
         }  # fmt: skip
-        found.append(step(given))
-    return tuple(found)
+        steps.append(step(record))
+    return tuple(steps)

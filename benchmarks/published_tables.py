@@ -51,28 +51,28 @@ def within_a_node(data: Path) -> Figures:
 
 def memory(data: Path) -> Figures:
     """Published bytes of a device (the paper's arithmetic, not measured); states are a mean over stages."""
-    found: list[Cells] = []
+    cells: list[Cells] = []
     kinds = ("weights, gradients, optimizer", "activations", "activations, selective and sequence parallel")
     full, lean = runs.published("selective")[::2], runs.published("selective")[1::2]
     for (name, real), whole, less in zip(runs.TABLES["figure_1"].items(), full, lean, strict=True):
         plain = replace(whole, run=replace(whole.run, recompute="none"))
-        made = (
+        predicted = (
             parameter_count(plain.model) / 8 / plain.run.pp * sum(STATE_BYTES[plain.run.precision]),
             steps.predicted_of(plain).memory.activations,
             steps.predicted_of(less).memory.activations,
         )
-        for kind, own, other in zip(kinds, made, real, strict=True):
-            found.append((name, kind, other, own / GIB))
-    return {"rows": found}
+        for kind, size_bytes, other in zip(kinds, predicted, real, strict=True):
+            cells.append((name, kind, other, size_bytes / GIB))
+    return {"rows": cells}
 
 
 def reserved_by_allocator(data: Path) -> Figures:
-    found: list[Cells] = []
+    cells: list[Cells] = []
     for row in runs.published("reserved"):
         taken = reserved_memory(row.model, row.run, row.hardware)
         assert taken is not None
-        found.append((row, steps.predicted_of(row).memory.peak / GIB, taken / GIB))
-    return {"rows": found}
+        cells.append((row, steps.predicted_of(row).memory.peak / GIB, taken / GIB))
+    return {"rows": cells}
 
 
 # --- Megatron-Core on B200 and H100 -----------------------------------------------------------------------------------
@@ -92,18 +92,18 @@ def kernel_ratios(data: Path) -> Floats:
 def attention_ratios(data: Path) -> Floats:
     """The same of causal attention, forward and backward; the source counts the scores above the diagonal, too."""
     hardware = load_hardware(runs.MACHINES["b200"])
-    relative, found = hardware.constant("attention.backward"), []
+    relative, ratios = hardware.constant("attention.backward"), []
     for shape, rate, row in kernels(data, "sdp", B200_KERNELS):
         batch, length, heads, groups, head, value = (
             int(shape[key]) for key in ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
         )
-        way, size = (ATTENTION_BACKWARD_FLOPS, 2.0) if row["op"] == "sdp_bwd" else (1.0, 1.0)
-        flops = way * 2.0 * batch * heads * length**2 * (head + value)
+        factor, size = (ATTENTION_BACKWARD_FLOPS, 2.0) if row["op"] == "sdp_bwd" else (1.0, 1.0)
+        flops = factor * 2.0 * batch * heads * length**2 * (head + value)
         traffic = size * 2 * batch * length * (heads * (head + value) + groups * (head + value))
-        work = flops / 2 / (relative if way > 1 else 1.0)
-        made = one_attention_seconds(hardware, "bfloat16", work, way * length, head, traffic)
-        found.append(flops / rate / made)
-    return np.array(found)
+        work = flops / 2 / (relative if factor > 1 else 1.0)
+        seconds = one_attention_seconds(hardware, "bfloat16", work, factor * length, head, traffic)
+        ratios.append(flops / rate / seconds)
+    return np.array(ratios)
 
 
 @lru_cache(maxsize=64)
@@ -131,7 +131,7 @@ def b200_steps(data: Path) -> Figures:
     draws = [errors(calibrated_steps(data, seed)) for seed in range(KERNEL_DRAWS)]
     memory = np.array([steps.predicted_of(row).memory.peak / GIB / row.memory_gb - 1 for row in rows])
     groups: dict[str, list[int]] = {}
-    found: list[Cells] = []
+    cells: list[Cells] = []
     for place, row in enumerate(rows):
         run = row.run
         shared = f"cp {run.cp}, {row.model.sequence} tokens" if run.cp > 1 else f"pp {run.pp}"
@@ -140,9 +140,9 @@ def b200_steps(data: Path) -> Figures:
         counts = ", ".join(str(rows[i].run.micro_batches) for i in at)
         seconds = ", ".join(f"{rows[i].measured_seconds * 1e3:.0f}" for i in at)
         each = (", ".join(f"{some[i]:+.0%}" for i in at) for some in (plain, np.mean(draws, axis=0)))
-        found.append((name, counts, seconds, *each, f"{rows[at[0]].memory_gb:.1f}", f"{memory[at[0]]:+.1%}"))
+        cells.append((name, counts, seconds, *each, f"{rows[at[0]].memory_gb:.1f}", f"{memory[at[0]]:+.1%}"))
     return {
-        "rows": found,
+        "rows": cells,
         "kernels": CALIBRATION_KERNELS,
         "plain": plain,
         "spread": np.array([np.abs(draw).mean() for draw in draws]),
@@ -164,16 +164,16 @@ KERNELS = ("dispatch, int8", "combine, bf16")
 
 def ascend_steps(data: Path) -> Figures:
     """As uncalibrated, and with one number a device fitted to half of the models."""
-    own = runs.ascend()
-    there, here = errors(own), errors(runs.ascend("kernels"))
-    found = []
+    rows = runs.ascend()
+    there, here = errors(rows), errors(runs.ascend("kernels"))
+    cells = []
     for profile in ("ascend-910b2", "ascend-910a"):
-        at = np.array([row.hardware.name == profile for row in own])
-        out = at & np.array([not row.fitted for row in own])
-        found.append((profile, here[at], there[out], out.sum()))
+        at = np.array([row.hardware.name == profile for row in rows])
+        out = at & np.array([not row.fitted for row in rows])
+        cells.append((profile, here[at], there[out], out.sum()))
     known = software_tables()["software"][runs.ASCEND]["products"]
     rates = [f"{device} {figure['value']:.2f}" for device, figure in known.items()]
-    return {"rows": list(zip(own, here, there, strict=True)), "by_profile": found, "rates": rates}
+    return {"rows": list(zip(rows, here, there, strict=True)), "by_profile": cells, "rates": rates}
 
 
 def _expert_collectives() -> Iterator[tuple[str, int, str, float, float]]:
@@ -192,14 +192,14 @@ def expert_collectives(data: Path) -> Figures:
     """Of the 910C. Nothing is fitted."""
     hardware = load_hardware(PROFILE_910C)
     counts = sorted({devices for _, devices, *_ in _expert_collectives()})
-    found: dict[tuple[str, str], dict[int, str]] = {}
+    cells: dict[tuple[str, str], dict[int, str]] = {}
     large, small = [], []
     for source, devices, what, size, seconds in _expert_collectives():
-        made = collective_seconds(hardware, Mesh((("ep", devices),)), 0, "all_to_all", size)
-        (large if "4,096" in source else small).append(made / seconds - 1)
-        found.setdefault((source, what), {})[devices] = f"{made / seconds - 1:+.0%}"
+        predicted = collective_seconds(hardware, Mesh((("ep", devices),)), 0, "all_to_all", size)
+        (large if "4,096" in source else small).append(predicted / seconds - 1)
+        cells.setdefault((source, what), {})[devices] = f"{predicted / seconds - 1:+.0%}"
     return {
-        "rows": [(*key, *(own.get(devices, "–") for devices in counts)) for key, own in found.items()],
+        "rows": [(*key, *(by_devices.get(devices, "–") for devices in counts)) for key, by_devices in cells.items()],
         "devices": counts,
         "large": np.array(large),
         "small": np.array(small),
@@ -217,22 +217,22 @@ FAR, NAMED = 0.15, 2
 def fsdp(data: Path) -> Figures:
     """MPT by generation: fitted models, then the others by number of nodes; then the rows that are far off."""
     rows = runs.mpt(data)
-    own, plain = errors(rows), errors(runs.mpt(data, "kernels"))
+    fsdp_errors, plain = errors(rows), errors(runs.mpt(data, "kernels"))
     kinds = [(str(r.workload[0]), r.fitted, "one" if r.run.devices <= DEVICES_PER_NODE else "many") for r in rows]
-    found: list[Cells] = []
+    cells: list[Cells] = []
     for name, gpus in runs.GENERATIONS.items():
         at = [i for i, kind in enumerate(kinds) if kind[0] in gpus and kind[1]]
-        found.append((name, "fitted", "all", own[at], plain[at]))
+        cells.append((name, "fitted", "all", fsdp_errors[at], plain[at]))
         for nodes in ("one", "many"):
             at = [i for i, kind in enumerate(kinds) if kind[0] in gpus and kind[1:] == (False, nodes)]
-            found.append((name, "**held out**", nodes, own[at], plain[at]))
-    far = sorted((abs(e), i) for i, e in enumerate(own) if abs(e) > FAR)[::-1]
+            cells.append((name, "**held out**", nodes, fsdp_errors[at], plain[at]))
+    far = sorted((abs(e), i) for i, e in enumerate(fsdp_errors) if abs(e) > FAR)[::-1]
     named = [
         f"{rows[i].name} on {rows[i].run.devices} {kinds[i][0].replace('_', ' ')}, sequence {rows[i].model.sequence}, "
-        f"micro-batch {rows[i].run.micro_batch} {own[i]:+.0%}"
+        f"micro-batch {rows[i].run.micro_batch} {fsdp_errors[i]:+.0%}"
         for _, i in far[:NAMED]
     ]  # nothing is left out of the means
-    return {"rows": found, "limit": FAR, "far": len(far), "count": len(own), "named": named}
+    return {"rows": cells, "limit": FAR, "far": len(far), "count": len(fsdp_errors), "named": named}
 
 
 def eager_steps(data: Path) -> Figures:
@@ -249,15 +249,15 @@ def eager_steps(data: Path) -> Figures:
 def compiled_steps(data: Path) -> Figures:
     """The gain over the eager run beside it, and the step."""
     pairs = [(a, b) for a, b in pairwise(runs.fsdp_runs()) if b.run.compiled and not a.run.compiled]
-    found: list[Cells] = []
+    cells: list[Cells] = []
     gains = []
     for eager, compiled in pairs:
         slow, fast = seconds_of([eager, compiled])
         gains.append((eager.measured_seconds / compiled.measured_seconds, slow / fast))
         shown = off(fast, compiled.measured_seconds) if runs.is_known(compiled) else "–"
-        found.append((eager.name, eager.run.devices, *(f"{gain:.2f}" for gain in gains[-1]), shown))
+        cells.append((eager.name, eager.run.devices, *(f"{gain:.2f}" for gain in gains[-1]), shown))
     known = [compiled for _, compiled in pairs if runs.is_known(compiled)]
-    return {"rows": found, "gains": np.mean(gains, axis=0), "errors": errors(known)}
+    return {"rows": cells, "gains": np.mean(gains, axis=0), "errors": errors(known)}
 
 
 def float8_steps(data: Path) -> Figures:
@@ -265,14 +265,14 @@ def float8_steps(data: Path) -> Figures:
     titan = runs.published("float8")
     groups = ([r for r in titan if r.run.pp == 1], [r for r in titan if r.run.pp > 1], runs.mpt_float8(data))
     names = ("Mean, median, bias, torchtitan without stages", "With stages", "MosaicML")
-    found: list[Cells] = []
+    cells: list[Cells] = []
     means = []
     for name, rows in zip(names, groups, strict=True):
-        own = [replace(row, run=replace(row.run, precision=FP8_FSDP)) for row in rows]
-        both = [errors(steps.with_software(own, software)) for software in (runs.FSDP_SOFTWARE, "kernels")]
+        float8_rows = [replace(row, run=replace(row.run, precision=FP8_FSDP)) for row in rows]
+        both = [errors(steps.with_software(float8_rows, software)) for software in (runs.FSDP_SOFTWARE, "kernels")]
         means.append((name, *both))
-        found += zip(rows, *both, strict=True)
-    return {"rows": found, "groups": means}
+        cells += zip(rows, *both, strict=True)
+    return {"rows": cells, "groups": means}
 
 
 TABLES = {

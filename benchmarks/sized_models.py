@@ -40,12 +40,12 @@ def _of_words(model: Any, words: Tensor, labels: Tensor) -> Tensor:
 
 def _built(name: str, batch: int = 0, sequence: int = 0, **sizes: int) -> Built:
     """`sizes`: of the configuration, in place of those of the file."""
-    library, own = importlib.import_module("transformers"), MODELS[name]
-    config = getattr(library, own["config"])(**own["sizes"] | sizes)
-    make, batch = partial(getattr(library, own["model"]), config), batch or own["batch"]
-    if "inputs" not in own:
+    library, spec = importlib.import_module("transformers"), MODELS[name]
+    config = getattr(library, spec["config"])(**spec["sizes"] | sizes)
+    make, batch = partial(getattr(library, spec["model"]), config), batch or spec["batch"]
+    if "inputs" not in spec:
         return WithLoss(make, _of_images), (torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,)))
-    words = tuple(torch.randint(1, config.vocab_size, (batch, sequence or length)) for length in own["inputs"])
+    words = tuple(torch.randint(1, config.vocab_size, (batch, sequence or length)) for length in spec["inputs"])
     return WithLoss(make, _of_words), words
 
 

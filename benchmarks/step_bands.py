@@ -52,13 +52,13 @@ class StepCase:
 @lru_cache(maxsize=2)
 def cases(data: Path) -> tuple[StepCase, ...]:
     """Of all tables; rows that a rate was fitted to are left out."""
-    found = []
+    all_cases = []
     for rows, host, calibrated in _groups(data):
         for row, seconds in zip(rows, seconds_of(rows, host), strict=True):
             style, software = style_of(row.model, row.run), priced_as(row.run.software)
             kind = step_kind(row.hardware, style, software, row.run.devices, calibrated)
-            found.append(StepCase(kind, row.release, row.measured_seconds / float(seconds) - 1))
-    return tuple(found)
+            all_cases.append(StepCase(kind, row.release, row.measured_seconds / float(seconds) - 1))
+    return tuple(all_cases)
 
 
 def _groups(data: Path) -> Iterator[tuple[Sequence[Step], Host | None, bool]]:
@@ -105,16 +105,16 @@ class MadeBand:
     releases: int
 
 
-def made(found: Sequence[StepCase]) -> dict[StepKind, MadeBand]:
+def made(all_cases: Sequence[StepCase]) -> dict[StepKind, MadeBand]:
     """Of kinds with two releases and not few steps, on one node, on many, on either. Then of neighbours: of a style
     and its software on all devices, and of a style on one generation with all software."""
     pools: dict[StepKind, list[StepCase]] = defaultdict(list)
-    for case in found:
+    for case in all_cases:
         either = replace(case.kind, nodes=ANY)
         for pool in (case.kind, either, replace(either, generation=ANY), replace(either, software=ANY)):
             pools[pool].append(case)
-    enough = {kind: own for kind, own in pools.items() if len(own) >= FEW}
-    bands = {k: _made(own) for k, own in enough.items() if len({case.release for case in own}) >= LEAST_RELEASES}
+    enough = {kind: group for kind, group in pools.items() if len(group) >= FEW}
+    bands = {k: _made(group) for k, group in enough.items() if len({case.release for case in group}) >= LEAST_RELEASES}
     return {k: band for k, band in bands.items() if band.error <= UNMEASURED or not _is_beside(k)}
 
 
@@ -123,18 +123,18 @@ def _is_beside(kind: StepKind) -> bool:
     return ANY in (kind.generation, kind.software)
 
 
-def _made(own: Sequence[StepCase]) -> MadeBand:
+def _made(group: Sequence[StepCase]) -> MadeBand:
     """What the next release stays within: the rank of the widths of those seen, the largest where they are few. Those
     with few steps have the width of all steps together."""
     releases: dict[str, list[float]] = defaultdict(list)
-    for case in own:
+    for case in group:
         releases[case.release].append(case.error)
     groups = [errors for errors in releases.values() if len(errors) >= FEW]
     if len(groups) < len(releases):
-        groups.append([case.error for case in own])
+        groups.append([case.error for case in group])
     widths = sorted(half_width(np.array(errors)) for errors in groups)
     rank = min(len(widths), math.ceil((len(widths) + 1) * LOW))
-    return MadeBand(widths[rank - 1], len(own), len(releases))
+    return MadeBand(widths[rank - 1], len(group), len(releases))
 
 
 @dataclass(frozen=True)
@@ -155,23 +155,23 @@ class Judged:
         return self.inside >= LOW
 
 
-def judged(found: Sequence[StepCase]) -> list[Judged]:
+def judged(all_cases: Sequence[StepCase]) -> list[Judged]:
     """One for each kind, a release held out at a time."""
-    others = {r: made([case for case in found if case.release != r]) for r in {case.release for case in found}}
+    others = {r: made([case for case in all_cases if case.release != r]) for r in {case.release for case in all_cases}}
     groups: dict[StepKind, list[StepCase]] = defaultdict(list)
-    for case in found:
+    for case in all_cases:
         groups[case.kind].append(case)
-    return [_judge(kind, own, others) for kind, own in groups.items()]
+    return [_judge(kind, group, others) for kind, group in groups.items()]
 
 
-def _judge(kind: StepKind, own: Sequence[StepCase], others: Mapping[str, Mapping[StepKind, MadeBand]]) -> Judged:
-    bands = [nearest(others[case.release], kind) for case in own]
+def _judge(kind: StepKind, group: Sequence[StepCase], others: Mapping[str, Mapping[StepKind, MadeBand]]) -> Judged:
+    bands = [nearest(others[case.release], kind) for case in group]
     widths = np.array([UNMEASURED if band is None else band.error for band in bands])
-    errors = np.array([abs(case.error) for case in own])
+    errors = np.array([abs(case.error) for case in group])
     alone = float(np.mean([band is None for band in bands]))
-    releases = len({case.release for case in own})
+    releases = len({case.release for case in group})
     inside = float((errors <= widths).mean())
-    return Judged(kind, len(own), releases, inside, float(widths.mean()), float(errors.mean()), alone)
+    return Judged(kind, len(group), releases, inside, float(widths.mean()), float(errors.mean()), alone)
 
 
 def half_width(errors: np.ndarray) -> float:
@@ -184,8 +184,8 @@ def half_width(errors: np.ndarray) -> float:
 
 def tables(data: Path) -> Figures:
     """Kinds with the band that a prediction shows, then those of neighbours."""
-    found = cases(data)
-    bands, kinds = made(found), judged(found)
+    all_cases = cases(data)
+    bands, kinds = made(all_cases), judged(all_cases)
     shown = [(one, band) for one in kinds if (band := nearest(bands, one.kind)) is not None]
     total = sum(one.steps for one in kinds)
     return {

@@ -42,7 +42,7 @@ def predicted_of(row: Step, host: Host | None = None) -> Estimate:
 
 def seconds_of(rows: Sequence[Step], host: Host | None = None) -> Floats:
     """Half of the layers computed again is the mean of none and all."""
-    return np.array([np.mean([predicted_of(own, host).step_seconds for own in both_ways(row)]) for row in rows])
+    return np.array([np.mean([predicted_of(step, host).step_seconds for step in both_ways(row)]) for row in rows])
 
 
 def both_ways(row: Step) -> list[Step]:
@@ -133,8 +133,8 @@ def section(title: str, figures: Mapping[str, object]) -> list[str]:
     harness.JINJA.filters |= {"percent": percent, "off": off}
     harness.JINJA.globals["abs"] = np.abs
     lines = list[str]()
-    made = harness.JINJA.from_string(f"{head}\n{part}").render(figures).strip().splitlines()
-    for plain, found in groupby(made, lambda line: bool(line) and line[0] != "|"):
-        own = list(found)
-        lines += textwrap.wrap(" ".join(own), WIDTH, break_on_hyphens=False) if plain else own
+    rendered = harness.JINJA.from_string(f"{head}\n{part}").render(figures).strip().splitlines()
+    for plain, group in groupby(rendered, lambda line: bool(line) and line[0] != "|"):
+        block = list(group)
+        lines += textwrap.wrap(" ".join(block), WIDTH, break_on_hyphens=False) if plain else block
     return lines

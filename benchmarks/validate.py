@@ -50,22 +50,22 @@ def absolute(errors: np.ndarray) -> str:
 
 def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str, least: int) -> Figures:
     """Of shapes below and from `least` on; `size`: the column, shown as `name`."""
-    found = []
+    cells = []
     for device in devices:
-        own = m.measured(kind, data, device)
-        peak, bandwidth = own.hardware.peak_flops("bfloat16"), own.hardware.memory_bandwidth
-        flops, traffic = m.work(kind, own.rows)
-        places, errors = own.cross_validated()
-        roofline = errors_of(np.maximum(flops / peak, traffic / bandwidth), own.rows["seconds"])
-        constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), own.rows["seconds"])
+        measured = m.measured(kind, data, device)
+        peak, bandwidth = measured.hardware.peak_flops("bfloat16"), measured.hardware.memory_bandwidth
+        flops, traffic = m.work(kind, measured.rows)
+        places, errors = measured.cross_validated()
+        roofline = errors_of(np.maximum(flops / peak, traffic / bandwidth), measured.rows["seconds"])
+        constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), measured.rows["seconds"])
         for words, chosen in (
-            (f"{name} < {least}", own.rows[size] < least),
-            (f"{name} >= {least}", own.rows[size] >= least),
+            (f"{name} < {least}", measured.rows[size] < least),
+            (f"{name} >= {least}", measured.rows[size] >= least),
         ):
             held = errors[chosen[places]]
             shown = (absolute(held), signed(held), absolute(roofline[chosen]), absolute(constant[chosen]))
-            found.append((device.upper(), words, len(held), *shown))
-    return {"rows": found}
+            cells.append((device.upper(), words, len(held), *shown))
+    return {"rows": cells}
 
 
 def products(data: Path) -> Figures:
@@ -84,7 +84,7 @@ HOSTS = {"a100_pcie": "a100", "b200_bf16_ceperm": "b200"}
 
 def backward_products(data: Path) -> Figures:
     """Products by layout on two other hosts: nothing but the rates of the backward beside the forward is from there."""
-    found = []
+    cells = []
     for system, device in HOSTS.items():
         hardware = load_hardware(m.PROFILES[device])
         biases = []
@@ -99,8 +99,8 @@ def backward_products(data: Path) -> Figures:
                 predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
                 errors.append(predicted / (flops / measured) - 1)
             biases.append(f"{signed(np.array(errors))} ({len(errors)})")
-        found.append((device.upper(), *biases))
-    return {"rows": found}
+        cells.append((device.upper(), *biases))
+    return {"rows": cells}
 
 
 # --- collectives ------------------------------------------------------------------------------------------------------
@@ -119,34 +119,34 @@ def _baseline(rows: Rows, hardware: Hardware) -> np.ndarray:
 
 def collectives(data: Path) -> Figures:
     """NCCL in one node: 15 % of the inner sizes held out in each draw."""
-    found, everything = [], []
+    cells, everything = [], []
     for device in ("a100", "h100", "h200", "b200"):
         measured = m.measured("collective", data, device)
         rows, kinds = measured.rows, np.array(measured.names)
         places, errors = measured.cross_validated()
         base = _baseline(rows, measured.hardware)
         for name, shown in NAMES.items():
-            own = kinds[places] == name
-            found.append([device.upper(), shown, *_bands(errors[own], rows["bytes"][places[own]])])
+            chosen = kinds[places] == name
+            cells.append([device.upper(), shown, *_bands(errors[chosen], rows["bytes"][places[chosen]])])
         everything.append((errors, base, rows["bytes"][places], rows["bytes"]))
     errors, base, sizes, base_sizes = (np.concatenate(parts) for parts in zip(*everything, strict=True))
-    found.append(["all", "**error**", *_bands(errors, sizes)])
-    found.append(["all", "bias", *_bands(errors, sizes, signed)])
-    found.append(["all", "baseline", *_bands(base, base_sizes)])
-    return {"rows": found}
+    cells.append(["all", "**error**", *_bands(errors, sizes)])
+    cells.append(["all", "bias", *_bands(errors, sizes, signed)])
+    cells.append(["all", "baseline", *_bands(base, base_sizes)])
+    return {"rows": cells}
 
 
 def other_host(data: Path) -> Figures:
     """A100 all-reduces of another server: nothing was fitted to them."""
     hardware = load_hardware(m.PROFILES["a100"])
     rows, _ = m.collectives(data / "nccl_allreduce_v100_a100.csv", "a100", hardware)
-    found = []
+    cells = []
     for members in np.unique(rows["members"]):
-        own = take(rows, rows["members"] == members)
+        group = take(rows, rows["members"] == members)
         mesh = Mesh((("tp", int(members)),))
-        errors = errors_of(collective_seconds(hardware, mesh, 0, "all_reduce", own["bytes"]), own["seconds"])
-        found.append([str(int(members)), *_bands(errors, own["bytes"], signed)[1:]])
-    return {"rows": found}
+        errors = errors_of(collective_seconds(hardware, mesh, 0, "all_reduce", group["bytes"]), group["seconds"])
+        cells.append([str(int(members)), *_bands(errors, group["bytes"], signed)[1:]])
+    return {"rows": cells}
 
 
 def link_graph(data: Path) -> Figures:
@@ -159,17 +159,17 @@ def link_graph(data: Path) -> Figures:
     whole = rows["bandwidth"][rows["members"] == 8][0]
     flat = {**rows, "bandwidth": np.full_like(rows["bandwidth"], whole)}
     base = errors_of(model.seconds(constants, flat), rows["seconds"])
-    found = []
+    cells = []
     for members in np.unique(rows["members"]):
         chosen = rows["members"] == members
         large = chosen & (rows["bytes"] >= LARGE_BYTES)
         bus = 2 * (members - 1) / members * rows["bytes"][large] / rows["seconds"][large]
         links = f"{rows['bandwidth'][chosen][0] / link:.1f} of 6"
         each = (absolute(some) for some in (errors[large], base[large], errors[chosen]))
-        found.append(
+        cells.append(
             (f"{members:.0f}{' (fitted)' if members == 8 else ''}", links, f"{(bus / link).mean():.2f}", *each)
         )
-    return {"rows": found}
+    return {"rows": cells}
 
 
 TABLES: dict[str, Callable[[Path], Figures]] = {
@@ -191,19 +191,19 @@ def page(text: str, data: Path, only: Sequence[str] = ()) -> str:
     for title, make in TABLES.items():
         if not only or title in only:
             place = rf"(\n## {re.escape(title)}\n[^#|]*\n)\|[^#]*"
-            made = "\n".join([*section(title, make(data)), "", ""])
-            text, count = re.subn(place, lambda found, made=made: found[1] + made, text)
+            content = "\n".join([*section(title, make(data)), "", ""])
+            text, count = re.subn(place, lambda match, content=content: match[1] + content, text)
             assert count == 1, title
     return text
 
 
 def main() -> None:
     options = harness.options(__doc__, tuple(TABLES), data=True).parse_args()
-    made = page(PAGE.read_text(encoding="utf-8"), options.data, options.only or ())
+    text = page(PAGE.read_text(encoding="utf-8"), options.data, options.only or ())
     if options.write:
-        PAGE.write_text(made, encoding="utf-8")
+        PAGE.write_text(text, encoding="utf-8")
     else:
-        print(made)
+        print(text)
 
 
 if __name__ == "__main__":

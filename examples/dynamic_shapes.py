@@ -59,13 +59,13 @@ def main() -> None:
     alone = Net()
     alone.load_state_dict(model.state_dict())
     split = autoshard.parallelize(model, plan)
-    optimizers = [torch.optim.SGD(own.parameters(), lr=0.1) for own in (split, alone)]
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (split, alone)]
     for step in range(STEPS):
         batch = batch_of(8 * (1 + 3 * step % 7))
         losses = []
-        for own, optimizer in zip((split, alone), optimizers, strict=True):
+        for network, optimizer in zip((split, alone), optimizers, strict=True):
             optimizer.zero_grad()
-            loss = own(*batch)
+            loss = network(*batch)
             loss.backward()
             optimizer.step()
             losses.append(float(loss.detach()))

@@ -50,10 +50,10 @@ def digits() -> tuple[Tensor, Tensor]:
     """Images (1797, 1, 32, 32) from 0 to 1, and labels, in an order that is no order of writers."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(found.images, dtype=torch.float32)[order] / 16
-    return functional.interpolate(images[:, None], scale_factor=4), torch.tensor(found.target)[order].long()
+    dataset = load_digits()
+    order = torch.randperm(len(dataset.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(dataset.images, dtype=torch.float32)[order] / 16
+    return functional.interpolate(images[:, None], scale_factor=4), torch.tensor(dataset.target)[order].long()
 
 
 def make_loader() -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def main() -> None:
-    trace, script, *rest = sys.argv[1:]
-    sys.argv = [script, *rest]
+    trace, script, *arguments = sys.argv[1:]
+    sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]) as profiler:
         try:

@@ -73,11 +73,11 @@ def near(one: Tensor | float, other: Tensor | float, what: object) -> None:
     assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), rtol=0, atol=TOLERANCE), what
 
 
-def follows(model: nn.Module, own: Any, loss: Callable[[Any], Tensor]) -> None:
+def follows(model: nn.Module, split: Any, loss: Callable[[Any], Tensor]) -> None:
     """Both trained alike: two backwards a step, clipping, AdamW."""
-    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2)) for each in (model, own)]
+    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2)) for each in (model, split)]
     for step in range(STEPS):
-        found = []
+        results = []
         for each, optimizer in pairs:
             optimizer.zero_grad()
             for _ in range(2):
@@ -85,9 +85,9 @@ def follows(model: nn.Module, own: Any, loss: Callable[[Any], Tensor]) -> None:
                 (value / 2).backward()
             norm: Any = nn.utils.clip_grad_norm_(each.parameters(), 0.5)
             optimizer.step()
-            found.append((float(value.detach()), float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)))
-        near(torch.tensor(found[0]), torch.tensor(found[1]), (step, found))
-    whole = own.full_state_dict()
+            results.append((float(value.detach()), float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)))
+        near(torch.tensor(results[0]), torch.tensor(results[1]), (step, results))
+    whole = split.full_state_dict()
     assert dist.get_rank() or sorted(whole) == sorted(model.state_dict())
     for name, value in whole.items():
         near(value.double(), model.state_dict()[name].double(), name)
@@ -104,9 +104,9 @@ def loss_beside() -> None:
     if dist.get_rank():
         for parameter in model.parameters():
             parameter.data.zero_()
-    own = autoshard.parallelize(model, plan)
-    assert list(own.state_dict()) == list(expected.state_dict())
-    follows(expected, own, lambda each: each(x, t) if each is own else cross_entropy(each(x), t))
+    split = autoshard.parallelize(model, plan)
+    assert list(split.state_dict()) == list(expected.state_dict())
+    follows(expected, split, lambda each: each(x, t) if each is split else cross_entropy(each(x), t))
 
 
 def outputs() -> None:
@@ -115,8 +115,8 @@ def outputs() -> None:
     model = mlp()
     for seed in range(3):
         plan = autoshard.plan(model, x, hardware="cpu-local", mesh={"dp": 2, "tp": 2}, strategy=f"random:{seed}")
-        own = autoshard.parallelize(model, plan)
-        follows(copy.deepcopy(model), own, lambda each: cross_entropy(each(x), t))
+        split = autoshard.parallelize(model, plan)
+        follows(copy.deepcopy(model), split, lambda each: cross_entropy(each(x), t))
 
 
 def batches() -> None:
@@ -126,20 +126,20 @@ def batches() -> None:
     batch = {"ids": ids, "labels": labels}
     for strategy in ("megatron", "random:2", "random:4"):
         plan = autoshard.plan(model, batch, hardware="cpu-local", mesh="dp=2,tp=2", strategy=strategy)
-        own = autoshard.parallelize(model, plan)
+        split = autoshard.parallelize(model, plan)
         expected = copy.deepcopy(model)
-        found, wanted = own(ids, labels), copy.deepcopy(model)(**batch)
-        assert list(found) == ["logits", "loss"]
-        near(found["logits"], wanted["logits"], "logits")
-        refused((found["logits"].sum() + found["loss"]).backward, "a backward from another output than the loss")
+        result, wanted = split(ids, labels), copy.deepcopy(model)(**batch)
+        assert list(result) == ["logits", "loss"]
+        near(result["logits"], wanted["logits"], "logits")
+        refused((result["logits"].sum() + result["loss"]).backward, "a backward from another output than the loss")
         expected(**batch)  # the buffers of both have seen one batch
-        follows(expected, own, lambda each: each(**batch)["loss"])
+        follows(expected, split, lambda each: each(**batch)["loss"])
     for call, words in (
-        (lambda: own(ids), "planned for ids, labels, and is called with ids"),
-        (lambda: own(ids, labels, scale=2.0), "with scale=its default, and is called with scale=2.0"),
-        (lambda: own(ids[:3], labels), "input ids: expected the global shape"),
-        (lambda: own(ids.float(), labels), "input ids: expected int64, got float32"),
-        (lambda: own.eval(), "planned for training"),
+        (lambda: split(ids), "planned for ids, labels, and is called with ids"),
+        (lambda: split(ids, labels, scale=2.0), "with scale=its default, and is called with scale=2.0"),
+        (lambda: split(ids[:3], labels), "input ids: expected the global shape"),
+        (lambda: split(ids.float(), labels), "input ids: expected int64, got float32"),
+        (lambda: split.eval(), "planned for training"),
     ):
         refused(call, words)
 
@@ -178,24 +178,24 @@ def from_disk() -> None:
     ]
     folder = [tempfile.mkdtemp() if not dist.get_rank() else ""]
     dist.broadcast_object_list(folder)
-    for number, made in enumerate(written):
+    for number, plan in enumerate(written):
         if not dist.get_rank():
-            autoshard.write(made, f"{folder[0]}/{number}")
+            autoshard.write(plan, f"{folder[0]}/{number}")
     dist.barrier()
     if dist.get_rank():  # the folder is rank 0's alone
         folder = ["nowhere"]
-    own = autoshard.parallelize(model, autoshard.load_plan(f"{folder[0]}/0"))
+    split = autoshard.parallelize(model, autoshard.load_plan(f"{folder[0]}/0"))
     expected = copy.deepcopy(model)
-    assert list(own(ids, labels=labels, scale=0.5)) == ["logits", "loss"]
+    assert list(split(ids, labels=labels, scale=0.5)) == ["logits", "loss"]
     expected(**batch, scale=0.5)
-    follows(expected, own, lambda each: each(**batch, scale=0.5)["loss"])
-    refused(lambda: own(**batch), "planned with scale=0.5, and is called with scale=its default")
-    refused(lambda: own(ids), "planned for ids, labels, and is called with ids")
+    follows(expected, split, lambda each: each(**batch, scale=0.5)["loss"])
+    refused(lambda: split(**batch), "planned with scale=0.5, and is called with scale=its default")
+    refused(lambda: split(ids), "planned for ids, labels, and is called with ids")
     read = autoshard.load_plan(f"{folder[0]}/1")
     follows(
         copy.deepcopy(beside),
-        own := autoshard.parallelize(beside, read),
-        lambda each: each(x, t) if each is own else cross_entropy(each(x), t),
+        split := autoshard.parallelize(beside, read),
+        lambda each: each(x, t) if each is split else cross_entropy(each(x), t),
     )
     refused(lambda: autoshard.parallelize(nn.Sequential(beside, nn.Linear(8, 8)), read), "no parameter or buffer 0.0.")
     refused(lambda: autoshard.parallelize(mlp()[:2], read), "the model has no parameter or buffer 2.")
@@ -206,14 +206,14 @@ def images() -> None:
     """Cut by height and width: a rank gives its slices, or the whole of some dims; a call with a gradient, whole."""
     layer, x = nn.Conv2d(3, 4, 3, padding=1), torch.randn(2, 3, 8, 12)
     plan = autoshard.plan(layer, x, hardware="cpu-local", mesh="h=2,w=2", dataset_strategy=((1, 1, 2, 2),))
-    own = autoshard.parallelize(layer, plan)
-    slices = own.input_parts()["input"]
+    split = autoshard.parallelize(layer, plan)
+    slices = split.input_parts()["input"]
     i, j = divmod(dist.get_rank(), 2)
     assert slices == (slice(0, 2), slice(0, 3), slice(4 * i, 4 * i + 4), slice(6 * j, 6 * j + 6))
-    for given in (x, x[slices], x[:, :, slices[2]]):
-        near(own(given).detach(), layer(x).detach(), given.shape)
-    refused(lambda: own(x[:, :, :3]), "input input: expected the global shape (2, 3, 8, 12) or this rank's")
-    refused(lambda: own(x[:, :, slices[2]].clone().requires_grad_()), "requires a gradient, and was planned without")
+    for batch in (x, x[slices], x[:, :, slices[2]]):
+        near(split(batch).detach(), layer(x).detach(), batch.shape)
+    refused(lambda: split(x[:, :, :3]), "input input: expected the global shape (2, 3, 8, 12) or this rank's")
+    refused(lambda: split(x[:, :, slices[2]].clone().requires_grad_()), "requires a gradient, and was planned without")
 
 
 def gathered() -> None:
@@ -223,14 +223,14 @@ def gathered() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)), nn.Linear(16, 8))
     for strategy, mesh in (("fsdp", "dp=4"), ("hsdp", "outer=2,dp=2")):
         plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh=mesh, strategy=strategy)
-        own, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
-        assert own._made[0].source.WEIGHT_BUCKETS, strategy
-        follows(expected, own, lambda each: cross_entropy(each(x), t))
-        follows(expected, own, lambda each: cross_entropy(each(x) + each(x.flip(0)), t))  # two forwards, one backward
-        assert own._step.spent and not own._step.lines, strategy  # they went together
-        own(x), own(2 * x)  # and some without a backward
+        split, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
+        assert split._made[0].source.WEIGHT_BUCKETS, strategy
+        follows(expected, split, lambda each: cross_entropy(each(x), t))
+        follows(expected, split, lambda each: cross_entropy(each(x) + each(x.flip(0)), t))  # two forwards, one backward
+        assert split._step.spent and not split._step.lines, strategy  # they went together
+        split(x), split(2 * x)  # and some without a backward
         with torch.no_grad():
-            near(own(x), expected(x), "no_grad")
+            near(split(x), expected(x), "no_grad")
 
         def twice(each: Any) -> Tensor:
             y = each(x)
@@ -238,7 +238,7 @@ def gathered() -> None:
             each(-x)
             return cross_entropy(y, t)
 
-        follows(expected, own, twice)
+        follows(expected, split, twice)
 
 
 def micro_batches() -> None:
@@ -251,45 +251,45 @@ def micro_batches() -> None:
     for strategy in ("megatron", "fsdp", "random:3"):
         where: Any = {"hardware": "cpu-local", "mesh": "dp=2,tp=2", "strategy": strategy}
         plan = autoshard.plan(model, parts[0], **where, global_batch=24)
-        own, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
-        pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2)) for each in (expected, own)]
+        split, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
+        pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2)) for each in (expected, split)]
         for _ in range(STEPS):
             whole = expected(ids, labels)["loss"]
             whole.backward()
-            near(whole.detach(), own.backward(parts), "loss")
+            near(whole.detach(), split.backward(parts), "loss")
             for each, optimizer in pairs:
                 nn.utils.clip_grad_norm_(each.parameters(), 0.5)
                 optimizer.step()
                 optimizer.zero_grad()
-        for name, value in own.full_state_dict().items():
+        for name, value in split.full_state_dict().items():
             near(value.double(), expected.state_dict()[name].double(), (strategy, name))
-        near(own(**parts[1])["loss"].detach(), expected(**parts[1])["loss"].detach(), "one of them")
-    refused(lambda: own.backward(parts[:2]), "step has 3 micro-batches, got 2")
+        near(split(**parts[1])["loss"].detach(), expected(**parts[1])["loss"].detach(), "one of them")
+    refused(lambda: split.backward(parts[:2]), "step has 3 micro-batches, got 2")
     staged = autoshard.plan(model, parts[0], hardware="cpu-local", mesh="tp=2", stages=2, micro_batches=2)
     refused(lambda: autoshard.parallelize(model, staged), "runs on one stage, and this plan's step has 2")
 
 
 def scaled() -> None:
     """One rank alone overflows: all leave out that step, with one micro-batch and with two."""
-    given = torch.randn(8, 16).float(), torch.randn(8, 8).float()
+    batch = torch.randn(8, 16).float(), torch.randn(8, 8).float()
     for strategy, count in (("megatron", 1), ("dp", 1), ("megatron", 2)):
         model, where = Regression().float(), {"mesh": "dp=2,tp=2", "strategy": strategy, "micro_batches": count}
         settings: Any = {"hardware": "v100-32g-sxm2", "precision": "fp16-mixed", **where}
-        plan = autoshard.plan(model, given, **settings)
-        own = autoshard.parallelize(model, plan)
-        optimizer, scaler = torch.optim.AdamW(own.parameters(), lr=1e-2), own.grad_scaler(1024.0)
+        plan = autoshard.plan(model, batch, **settings)
+        split = autoshard.parallelize(model, plan)
+        optimizer, scaler = torch.optim.AdamW(split.parameters(), lr=1e-2), split.grad_scaler(1024.0)
         for step in range(2):
-            before = [p.detach().to_local().clone() for p in own.parameters()]  # type: ignore[attr-defined]
+            before = [p.detach().to_local().clone() for p in split.parameters()]  # type: ignore[attr-defined]
             if count == 1:
-                scaler.scale(own(*given)).backward()
+                scaler.scale(split(*batch)).backward()
             else:
-                own.backward([given] * count, scaler)
+                split.backward([batch] * count, scaler)
             if step == 0 and dist.get_rank() == 1:
-                gradient: Any = list(own.parameters())[-1].grad
+                gradient: Any = list(split.parameters())[-1].grad
                 gradient.to_local().view(-1)[0] = float("inf")
             scaler.step(optimizer)
             scaler.update()
-            after = [p.detach().to_local() for p in own.parameters()]  # type: ignore[attr-defined]
+            after = [p.detach().to_local() for p in split.parameters()]  # type: ignore[attr-defined]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) == (step == 0), strategy
             assert scaler.get_scale() == 512.0 and int(scaler.skipped) == 1, strategy
             optimizer.zero_grad()
@@ -309,15 +309,15 @@ def computed_again() -> None:
         plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh="dp=4", strategy=strategy)
         follows(model, autoshard.parallelize(copy.deepcopy(model), plan), again)
     drops = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
-    own = autoshard.parallelize(drops, autoshard.plan(drops, x, hardware="a100-80g-sxm", mesh="dp=4"))
-    given = x.detach().clone().requires_grad_()
-    y = torch.utils.checkpoint.checkpoint(own, given, use_reentrant=False)
+    split = autoshard.parallelize(drops, autoshard.plan(drops, x, hardware="a100-80g-sxm", mesh="dp=4"))
+    batch = x.detach().clone().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(split, batch, use_reentrant=False)
     y.sum().backward()
-    kept = (y != 0).to(y.dtype)
-    assert given.grad is not None
-    near(given.grad, kept @ drops[0].weight.detach() * 2, "dropout")  # type: ignore[operator]
+    mask = (y != 0).to(y.dtype)
+    assert batch.grad is not None
+    near(batch.grad, mask @ drops[0].weight.detach() * 2, "dropout")  # type: ignore[operator]
     without = autoshard.parallelize(mlp(), autoshard.plan(mlp(), x.detach(), hardware="a100-80g-sxm", mesh="dp=4"))
-    refused(lambda: without(given), "input input requires a gradient, and was planned without one")
+    refused(lambda: without(batch), "input input requires a gradient, and was planned without one")
 
 
 def sizes() -> None:
@@ -325,26 +325,26 @@ def sizes() -> None:
     model = Tied()
     twin = copy.deepcopy(model)
     ids, labels = torch.randint(0, 12, (8, 6)), torch.randint(0, 12, (8,))
-    asked = {"hardware": "cpu-local", "mesh": "dp=2,tp=2", "dynamic": "batch=4..64/4,sequence=2..32/2@0.1"}
-    plan = autoshard.plan(model, {"ids": ids, "labels": labels}, **asked)
+    settings = {"hardware": "cpu-local", "mesh": "dp=2,tp=2", "dynamic": "batch=4..64/4,sequence=2..32/2@0.1"}
+    plan = autoshard.plan(model, {"ids": ids, "labels": labels}, **settings)
     parallel = autoshard.parallelize(model, plan)
     for rows, length in ((8, 6), (16, 2), (4, 32), (12, 10), (8, 6)):
         ids, labels = torch.randint(0, 12, (rows, length)), torch.randint(0, 12, (rows,))
-        for own in (parallel, twin):
-            own.zero_grad()
-        given, wanted = (own(ids=ids, labels=labels) for own in (parallel, twin))
-        for made in (given, wanted):
-            made["loss"].backward()
-        near(given["loss"], wanted["loss"], f"loss of {rows}, {length}")
-        near(given["logits"], wanted["logits"], f"logits of {rows}, {length}")
+        for item in (parallel, twin):
+            item.zero_grad()
+        result, wanted = (network(ids=ids, labels=labels) for network in (parallel, twin))
+        for outputs in (result, wanted):
+            outputs["loss"].backward()
+        near(result["loss"], wanted["loss"], f"loss of {rows}, {length}")
+        near(result["logits"], wanted["logits"], f"logits of {rows}, {length}")
         for name, p in parallel.named_parameters():
             near(p.grad.full_tensor(), dict(twin.named_parameters())[name].grad, name)
-    own = 6 if dist.get_rank() == 1 else 8
+    item = 6 if dist.get_rank() == 1 else 8
     try:
-        parallel(ids=torch.zeros(own, 4, dtype=torch.long), labels=torch.zeros(own, dtype=torch.long))
+        parallel(ids=torch.zeros(item, 4, dtype=torch.long), labels=torch.zeros(item, dtype=torch.long))
     except UserError as error:
-        told = "batch of 6: expected a multiple of 4" if own == 6 else "another rank was called with sizes"
-        assert told in error.message, error.message
+        message = "batch of 6: expected a multiple of 4" if item == 6 else "another rank was called with sizes"
+        assert message in error.message, error.message
     else:
         raise AssertionError("a batch of 6 was taken")
     ids, labels = torch.randint(0, 12, (8, 4)), torch.randint(0, 12, (8,))

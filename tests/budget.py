@@ -42,32 +42,32 @@ class Row:
 def rows(root: Path = ROOT) -> list[Row]:
     """The bounded sizes, in the order of pyproject.toml."""
     bounds = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["autoshard"]["budget"]
-    found = sizes(root)
-    unknown = [name for name in bounds if name not in found]
+    tally = sizes(root)
+    unknown = [name for name in bounds if name not in tally]
     if unknown:
         raise KeyError(f"[tool.autoshard.budget] bounds what nothing counts: {', '.join(unknown)}")
-    return [Row(name, found[name], bound) for name, bound in bounds.items()]
+    return [Row(name, tally[name], bound) for name, bound in bounds.items()]
 
 
 @cache
 def sizes(root: Path = ROOT) -> dict[str, int]:
     """Every size that can be bounded, by name."""
-    found: Counter[str] = Counter()
+    tally: Counter[str] = Counter()
     for tree in TREES:
         for path in sorted((root / tree).rglob("*.py")):
             source = path.read_text("utf-8")
-            found[f"lines of {tree}"] += source.count("\n")
+            tally[f"lines of {tree}"] += source.count("\n")
             if tree == "autoshard":
                 constants = sum(1 for _ in tuned(source))
                 folder = path.relative_to(root).parent.parts[:2]
-                found["constants of autoshard"] += constants
+                tally["constants of autoshard"] += constants
                 if len(folder) > 1:
-                    found[f"lines of {'/'.join(folder)}"] += source.count("\n")
-                    found[f"constants of {'/'.join(folder)}"] += constants
+                    tally[f"lines of {'/'.join(folder)}"] += source.count("\n")
+                    tally[f"constants of {'/'.join(folder)}"] += constants
     pages = {path: path.read_text("utf-8") for glob in PROSE for path in root.glob(glob)}
-    found["words of docs"] = sum(len(text.split()) for text in pages.values())
-    found["words of prose"] = sum(len(prose(text).split()) for path, text in pages.items() if path.name not in WRITTEN)
-    return dict(found)
+    tally["words of docs"] = sum(len(text.split()) for text in pages.values())
+    tally["words of prose"] = sum(len(prose(text).split()) for path, text in pages.items() if path.name not in WRITTEN)
+    return dict(tally)
 
 
 def prose(text: str) -> str:
@@ -89,8 +89,8 @@ def tuned(source: str) -> Iterator[str]:
 
 def _numbers(target: ast.expr, value: ast.expr) -> Iterator[str]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-        for one, own in zip(target.elts, value.elts, strict=False):
-            yield from _numbers(one, own)
+        for one, element in zip(target.elts, value.elts, strict=False):
+            yield from _numbers(one, element)
     elif isinstance(target, ast.Name) and _is_number(value):
         yield target.id
 
@@ -108,10 +108,10 @@ def _is_number(node: ast.expr) -> bool:
 
 def summary() -> list[str]:
     """What a test run prints: the bounded sizes, then lines and constants of each folder of autoshard/."""
-    found, prefix = sizes(), "lines of autoshard/"
+    tally, prefix = sizes(), "lines of autoshard/"
     bounded = [f"{row.name} {row.size:,} of {row.bound:,}{' (too many)' * row.passed}" for row in rows()]
     folders = sorted(
-        (name.removeprefix(prefix) for name in found if name.startswith(prefix)), key=lambda name: -found[prefix + name]
+        (name.removeprefix(prefix) for name in tally if name.startswith(prefix)), key=lambda name: -tally[prefix + name]
     )
-    each = [f"{name} {found[prefix + name]:,} ({found[f'constants of autoshard/{name}']})" for name in folders]
+    each = [f"{name} {tally[prefix + name]:,} ({tally[f'constants of autoshard/{name}']})" for name in folders]
     return [f"budget: {', '.join(bounded)}", f"lines (constants) of autoshard/: {', '.join(each)}"]

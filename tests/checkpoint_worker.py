@@ -20,14 +20,14 @@ def run_ranks(package: Path, ranks: int, folder: Path, save: Path | None = None,
     Parameters, buffers and the optimizer's state by original name, whole and in the original shape; `save`: written
     there as a checkpoint.
     """
-    found = folder.parent / f"{package.name}.pt"
-    done = launched.torchrun(Path(__file__), ranks, package, folder, save or "", steps, found)
+    output = folder.parent / f"{package.name}.pt"
+    done = launched.torchrun(Path(__file__), ranks, package, folder, save or "", steps, output)
     assert done.returncode == 0, done.stdout + done.stderr
-    state: State = torch.load(found, weights_only=True)
+    state: State = torch.load(output, weights_only=True)
     return state
 
 
-def _work(package: Path, folder: Path, save: Path | None, steps: int, found: Path) -> Any:
+def _work(package: Path, folder: Path, save: Path | None, steps: int, output: Path) -> Any:
     from autoshard.verification.ranks.loaded_package import load_package
 
     loaded = load_package(package)
@@ -45,20 +45,20 @@ def _work(package: Path, folder: Path, save: Path | None, steps: int, found: Pat
     if save is not None:
         loaded.runtime.save_checkpoint(save, model, optimizer, done + steps)
     if mesh.rank == 0:
-        torch.save(state, found)
+        torch.save(state, output)
     return loaded.runtime.leave
 
 
 def _whole(runtime: Any, model: Any, optimizer: torch.optim.Optimizer) -> State:
     state: State = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        own = runtime.sharding(tensor)
-        state[own.name] = runtime.full_tensor(tensor).clone()
+        sharding = runtime.sharding(tensor)
+        state[sharding.name] = runtime.full_tensor(tensor).clone()
         for slot, value in optimizer.state.get(tensor, {}).items():
             if value.dim():
-                value.sharding = own  # it lies as the parameter does
+                value.sharding = sharding  # it lies as the parameter does
                 value = runtime.full_tensor(value)
-            state[f"{own.name}: {slot}"] = value.clone()
+            state[f"{sharding.name}: {slot}"] = value.clone()
     return state
 
 

@@ -40,9 +40,9 @@ def main(folder: str, backend: str) -> None:
     batch = next(importlib.import_module("batches").synthetic_batches(mesh, 0, 0))
     before = gradients(train, model, mesh, batch)
     blocks = importlib.import_module("runtime").compile_blocks(model, backend)
-    found = error(before, gradients(train, model, mesh, batch))
+    deviation = error(before, gradients(train, model, mesh, batch))
     if mesh.rank == 0:
-        print(f"{blocks} blocks, error {found:.1e}")
+        print(f"{blocks} blocks, error {deviation:.1e}")
 
 
 if __name__ == "__main__":

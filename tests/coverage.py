@@ -116,9 +116,9 @@ def _forcing_op(formulation: Formulation, kind: str) -> Pins | None:
     for node, site in enumerate(formulation.sites):
         op = graph.by_op[site.name] if site.kind == "op" else None
         kinds = [set(strategy_kinds(graph, op, s, mesh)) if op else set() for s in site.strategies]
-        kept = np.flatnonzero([kind in own for own in kinds])
-        if len(kept):
-            return {node: kept}
+        strategies = np.flatnonzero([kind in op_kinds for op_kinds in kinds])
+        if len(strategies):
+            return {node: strategies}
     return None
 
 
@@ -173,7 +173,7 @@ def _cover(problem: Problem, seed: int, wanted: Sequence[int]) -> list[Choice]:
     """Few choices that together use every strategy of the nodes `wanted` that any valid choice can use."""
     generator = np.random.default_rng(seed)
     open_ = {n: set(range(len(problem.nodes[n].seconds))) for n in wanted}
-    found: list[Choice] = []
+    choices: list[Choice] = []
     while any(open_.values()):
         costs = [generator.random(len(node.seconds)) / (2.0 * len(problem.nodes)) for node in problem.nodes]
         for n, strategies in open_.items():
@@ -181,17 +181,17 @@ def _cover(problem: Problem, seed: int, wanted: Sequence[int]) -> list[Choice]:
         choice, exact = random_plans._cheapest(problem, costs, {})
         covered = [n for n, strategies in open_.items() if choice[n] in strategies]
         if not covered:
-            return found if exact else found + _each_alone(problem, seed, open_)
+            return choices if exact else choices + _each_alone(problem, seed, open_)
         for n in covered:
             open_[n].discard(choice[n])
-        found.append(choice)
-    return found
+        choices.append(choice)
+    return choices
 
 
 def _each_alone(problem: Problem, seed: int, left: Mapping[int, set[int]]) -> list[Choice]:
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for n, s in [(node, strategy) for node in sorted(left) for strategy in sorted(left[node])]:
-        if not any(choice[n] == s for choice in found):
+        if not any(choice[n] == s for choice in choices):
             with suppress(InfeasibleError):
-                found.append(random_plans.forced(problem, {n: s}, seed))
-    return found
+                choices.append(random_plans.forced(problem, {n: s}, seed))
+    return choices

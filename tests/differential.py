@@ -58,42 +58,42 @@ class _Wire:
         self.meeting, self.place = meeting, place
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Any:
-        given = self.meeting.meet(self.place, f"all_reduce {op}", (tuple(x.shape), x.dtype), x.clone())
-        stacked = torch.stack(given)
+        inputs = self.meeting.meet(self.place, f"all_reduce {op}", (tuple(x.shape), x.dtype), x.clone())
+        stacked = torch.stack(inputs)
         x.copy_(stacked.sum(0) if op == "sum" else stacked.amax(0))
         return lambda: None
 
     def all_gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        given = self.meeting.meet(
+        inputs = self.meeting.meet(
             self.place, "all_gather", (tuple(lengths), tuple(x.shape[1:]), x.dtype), x.detach().clone()
         )
-        _fits(given, lengths)
-        return torch.cat(given)
+        _fits(inputs, lengths)
+        return torch.cat(inputs)
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        found = self.all_gather(x, lengths)
-        return lambda: found
+        gathered = self.all_gather(x, lengths)
+        return lambda: gathered
 
     def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        found = self.reduce_scatter(x, lengths)
-        return lambda: found
+        reduced = self.reduce_scatter(x, lengths)
+        return lambda: reduced
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        given = self.meeting.meet(self.place, "reduce_scatter", (tuple(lengths), tuple(x.shape), x.dtype), x.clone())
-        return torch.stack(given).sum(0).split(list(lengths))[self.place].clone()
+        inputs = self.meeting.meet(self.place, "reduce_scatter", (tuple(lengths), tuple(x.shape), x.dtype), x.clone())
+        return torch.stack(inputs).sum(0).split(list(lengths))[self.place].clone()
 
     def all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
         pieces = [piece.clone() for piece in x.split(list(send))]
-        given = self.meeting.meet(self.place, "all_to_all", (tuple(x.shape[1:]), x.dtype), pieces)
-        mine = [pieces[self.place] for pieces in given]
+        inputs = self.meeting.meet(self.place, "all_to_all", (tuple(x.shape[1:]), x.dtype), pieces)
+        mine = [pieces[self.place] for pieces in inputs]
         _fits(mine, receive)
         return torch.cat(mine)
 
     def shift(self, x: Tensor, distance: int, length: int) -> Any:
-        given = self.meeting.meet(self.place, f"shift {distance}", (x.dtype,), x.clone())
-        found = given[(self.place - distance) % len(given)]
-        _fits([found], [length])
-        return lambda: found
+        inputs = self.meeting.meet(self.place, f"shift {distance}", (x.dtype,), x.clone())
+        shifted = inputs[(self.place - distance) % len(inputs)]
+        _fits([shifted], [length])
+        return lambda: shifted
 
     def barrier(self) -> None:
         self.meeting.meet(self.place, "barrier", (), None)
@@ -149,9 +149,9 @@ def on_devices(runtime: Any, axes: Mapping[str, int], work: Any) -> list[Any]:
     for thread in threads:
         thread.join()
     if errors:
-        own = [e for e in errors if not isinstance(e[1], threading.BrokenBarrierError)]
-        rank, error = (own or errors)[0]
-        said = f"{type(error).__name__}: {error}" if own else "waited in vain for the other ranks"
+        causes = [e for e in errors if not isinstance(e[1], threading.BrokenBarrierError)]
+        rank, error = (causes or errors)[0]
+        said = f"{type(error).__name__}: {error}" if causes else "waited in vain for the other ranks"
         raise Mismatch(f"rank {rank}: {said}") from error
     return results
 
@@ -171,13 +171,13 @@ def held(size: int, dim: int, layout: str, axes: Mapping[str, int], rank: int) -
             continue
         unit = int(text.split("*")[1]) if "*" in text else 1
         blocks = int(text.split("*")[0].split("/")[1]) if "/" in text else 1
-        kept: list[int] = []
+        selected: list[int] = []
         for block in range(blocks):
             mine = [i for i in indices if block * (size // blocks) <= i < (block + 1) * (size // blocks)]
             step = unit if len(mine) % unit == 0 else 1
             chunk = math.ceil(len(mine) / step / axes[name]) * step
-            kept += mine[coordinates[name] * chunk : (coordinates[name] + 1) * chunk]
-        indices = kept
+            selected += mine[coordinates[name] * chunk : (coordinates[name] + 1) * chunk]
+        indices = selected
     return indices
 
 
@@ -248,8 +248,8 @@ def _original(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[list[Tensor],
     model = model.double()
     model.zero_grad(set_to_none=True)
     with exact_precision():
-        made = model(*[x.double() if x.is_floating_point() else x for x in inputs])
-        outputs = list(made) if isinstance(made, tuple) else [made]
+        result = model(*[x.double() if x.is_floating_point() else x for x in inputs])
+        outputs = list(result) if isinstance(result, tuple) else [result]
         if outputs[0].requires_grad:
             outputs[0].backward()
     gradients = {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
@@ -262,9 +262,9 @@ def _rank(package: Any, mesh: Any, axes: Any, program: Program, state: Mapping[s
     with exact_precision():
         model = package.model.build_model(mesh)
         for tensor in (*model.parameters(), *model.buffers()):
-            own = runtime.sharding(tensor)
-            whole = state[next(n for n in (own.name, *own.ties) if n in state)]
-            tensor.data = part(whole.reshape(own.split_shape), own.layout, axes, mesh.rank).contiguous().clone()
+            spec = runtime.sharding(tensor)
+            whole = state[next(n for n in (spec.name, *spec.ties) if n in state)]
+            tensor.data = part(whole.reshape(spec.split_shape), spec.layout, axes, mesh.rank).contiguous().clone()
         layouts = [str(program.value(name).layout) for name in program.inputs]
         local = [
             part(x.double() if x.is_floating_point() else x, layout, axes, mesh.rank).contiguous()
@@ -273,16 +273,16 @@ def _rank(package: Any, mesh: Any, axes: Any, program: Program, state: Mapping[s
         if program.loss:
             outputs = package.train.compute_gradients(model, mesh, local)
         else:
-            made = model(*local)
-            outputs = made if isinstance(made, tuple) else (made,)
+            result = model(*local)
+            outputs = result if isinstance(result, tuple) else (result,)
     gradients, buffers = {}, {}
     for p in model.parameters():
-        own = runtime.sharding(p)
+        spec = runtime.sharding(p)
         grad = None if p.grad is None else p.grad.detach().clone()
-        gradients[own.name] = (own.layout, own.split_shape, grad)
+        gradients[spec.name] = (spec.layout, spec.split_shape, grad)
     for b in model.buffers():
-        own = runtime.sharding(b)
-        buffers[own.name] = (own.layout, own.split_shape, b.detach().clone())
+        spec = runtime.sharding(b)
+        buffers[spec.name] = (spec.layout, spec.split_shape, b.detach().clone())
     return [o.detach().clone() for o in outputs], gradients, buffers
 
 

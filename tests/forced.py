@@ -54,10 +54,10 @@ def data_parallel(graph: Graph) -> Allowed:
         if not weights.isdisjoint(op.results):
             return True
         uses = zip(op.operands, strategy.operands, strict=True)
-        made = zip(op.results, strategy.results, strict=True)
+        results = zip(op.results, strategy.results, strict=True)
         whole = all(set(str(x).split()) <= {"R", "R+"} for name, x in uses if name in weights and x is not None)
         return whole and all(
-            not set(str(x).split()) & {"R", "R+"} for name, x in made if graph.tensor(name).requires_grad
+            not set(str(x).split()) & {"R", "R+"} for name, x in results if graph.tensor(name).requires_grad
         )
 
     return allowed
@@ -86,13 +86,13 @@ def check(
     """Runs a forced plan for each seed against the original; gives the variants that ran and the largest error."""
     graph = capture(spec, arguments or {})
     case = make_case(spec, arguments or {}, graph)
-    found: set[str] = set()
+    executed: set[str] = set()
     largest = 0.0
     for seed in seeds:
         plan = forced_plan(graph, Mesh.parse(mesh), allowed, seed)
         program = lower(plan, graph)
         proof = check_files(case, program, emit(program, plan, graph), backend)
         assert proof.passed, f"{mesh} seed {seed}: {proof.failure}"
-        found |= variants(program)
+        executed |= variants(program)
         largest = max([largest, *(kind.worst.error for kind in proof.kinds if kind.worst is not None)])
-    return found, largest
+    return executed, largest

@@ -71,8 +71,8 @@ def _become(request: dict[str, Any]) -> None:
     known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     os.environ.clear()
     os.environ.update(request["env"])
-    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = ["", *given, *(entry for entry in sys.path[1:] if entry not in known)]
+    paths = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = ["", *paths, *(entry for entry in sys.path[1:] if entry not in known)]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = list(request["argv"])

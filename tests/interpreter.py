@@ -12,14 +12,14 @@ from autoshard.ir.graph import Graph, Op
 
 def run(graph: Graph, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every value of the graph by name, from those of its inputs, parameters and buffers."""
-    made = dict(values)
+    computed = dict(values)
     for op in graph.ops:
-        results = call(op, [None if name is None else made[name] for name in op.operands])
+        results = call(op, [None if name is None else computed[name] for name in op.operands])
         assert len(results) == len(op.results), op
         for name, value in zip(op.results, results, strict=True):
             assert tuple(value.shape) == graph.tensor(name).shape, (op, value.shape)
-            made[name] = value
-    return made
+            computed[name] = value
+    return computed
 
 
 def call(op: Op, operands: list[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -42,9 +42,9 @@ def _constant(op: Op) -> torch.Tensor:
 
 
 def _batch_norm(op: Op, x: Any, weight: Any, bias: Any, mean: Any, variance: Any) -> tuple[torch.Tensor, ...]:
-    given = dict(op.attributes)
+    attrs = dict(op.attributes)
     updated = [mean.clone(), variance.clone()]
-    y = torch.nn.functional.batch_norm(x, *updated, weight, bias, given["training"], given["momentum"], given["eps"])
+    y = torch.nn.functional.batch_norm(x, *updated, weight, bias, attrs["training"], attrs["momentum"], attrs["eps"])
     return (y, *updated) if len(op.results) == 3 else (y,)
 
 
@@ -76,13 +76,13 @@ def _schema_call(op: Op, operands: list[torch.Tensor | None]) -> Any:
 
 def _bind(schema: Any, op: Op, operands: list[torch.Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
     """Arguments for one overload, None if the op is not of this overload. What the graph leaves out is default."""
-    left, given = list(operands), dict(op.attributes)
+    left, attrs = list(operands), dict(op.attributes)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for argument in schema.arguments:
         kind = str(argument.type)
-        if argument.name in given:
-            value = _value(argument.name, given.pop(argument.name))
+        if argument.name in attrs:
+            value = _value(argument.name, attrs.pop(argument.name))
             if not _fits(kind, value, op):
                 return None
         elif "Tensor" in kind and left:
@@ -95,7 +95,7 @@ def _bind(schema: Any, op: Op, operands: list[torch.Tensor | None]) -> tuple[lis
             named[argument.name] = value
         else:
             positional.append(value)
-    return None if left or given else (positional, named)
+    return None if left or attrs else (positional, named)
 
 
 def _value(name: str, value: Any) -> Any:

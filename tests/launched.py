@@ -127,14 +127,14 @@ def run(argv: Sequence[object], *, cwd: Path | None = None, env: Mapping[str, st
         return _ended(Path(folder), [str(word) for word in argv], [dict(os.environ if env is None else env)], cwd)
 
 
-def rank_environments(processes: int, port: int, own: Mapping[str, str]) -> list[dict[str, str]]:
+def rank_environments(processes: int, port: int, env: Mapping[str, str]) -> list[dict[str, str]]:
     """What torchrun sets for each process of one node."""
-    given = {
-        "GLOO_SOCKET_IFNAME": "lo", **own, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    common = {
+        "GLOO_SOCKET_IFNAME": "lo", **env, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
         "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
     }  # fmt: skip
-    return [{**given, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def torchrun(
@@ -146,8 +146,8 @@ def torchrun(
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", **(os.environ if env is None else env)}
-    environments = rank_environments(processes, store.port, own)
+    variables = {"TORCHELASTIC_USE_AGENT_STORE": "True", **(os.environ if env is None else env)}
+    environments = rank_environments(processes, store.port, variables)
     with tempfile.TemporaryDirectory() as folder:
         return _ended(Path(folder), [str(script), *map(str, options)], environments, cwd, limit)
 
@@ -169,7 +169,7 @@ def _ended(
                 process.kill()
             raise subprocess.TimeoutExpired(list(argv), limit)
         time.sleep(POLL_SECONDS)
-    own = next((code for code in codes if code), 0)
-    done = Ended(list(argv), own, out.read_text("utf-8"), err.read_text("utf-8"))
+    exit_code = next((code for code in codes if code), 0)
+    done = Ended(list(argv), exit_code, out.read_text("utf-8"), err.read_text("utf-8"))
     done.codes = [int(code or 0) for code in codes]
     return done

@@ -58,14 +58,14 @@ def stored(tensors: Iterable[Tensor]) -> int:
 
 def main(mesh_text: str, folder: str) -> None:
     torch.set_num_threads(1)
-    found = {}
+    results = {}
     for path in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
         package = load_package(path)
         mesh = package.runtime.ParallelMesh.from_environment(dict(Mesh.parse(mesh_text).axes), "gloo")
-        found[path.name] = measure(package, mesh)
+        results[path.name] = measure(package, mesh)
         leave = package.runtime.leave
         del package, mesh
-    Path(folder, f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    Path(folder, f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.barrier()
     leave()
 

@@ -82,11 +82,11 @@ class Meter(TorchDispatchMode):
         def call(*args: Any, **kwargs: Any) -> Any:
             self.inside = True
             try:
-                made = collective(*args, **kwargs)
+                result = collective(*args, **kwargs)
             finally:
                 self.inside = False
                 self.collectives += 1
-            return _Waiting(self.beside(made.wait), args) if hasattr(made, "wait") else made
+            return _Waiting(self.beside(result.wait), args) if hasattr(result, "wait") else result
 
         return call
 
@@ -95,4 +95,4 @@ class Meter(TorchDispatchMode):
         totals = [0]
         for _, size in self.changes[self.start :]:
             totals.append(totals[-1] + size)
-        return max((totals[seen - self.start], name) for own, name, seen in self.curve if own == phase)
+        return max((totals[seen - self.start], name) for in_phase, name, seen in self.curve if in_phase == phase)

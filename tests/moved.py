@@ -15,10 +15,10 @@ def moved_parameters(program: Program) -> set[str]:
     paths = {parameter.value: parameter.path for parameter in program.parameters}
     steps = weight_steps(program.instructions, paths, program.by_name)
     moved = {path for bucket in program.gradient_buckets for path in bucket.parameters}
-    for own in steps.values():
-        for index in own:
+    for indices in steps.values():
+        for index in indices:
             step = program.instructions[index]
             if isinstance(step, Collective) and not {step.forward, step.backward} <= _STAYS:
-                source = program.instructions[own[0]]
+                source = program.instructions[indices[0]]
                 moved.add(paths[source.operand if isinstance(source, Collective) else source.operands[0] or ""])
     return moved

@@ -136,14 +136,14 @@ class RandomModel(nn.Module):
         cast, dtypes = False, [self.dtypes[w.index] if w.kind == "value" else None for w in wires]
         try:
             operands = [t if d is None or t is None else t.to(d) for t, d in zip(samples, dtypes, strict=True)]
-            made = call(case.target, operands, dict(case.attributes))
+            results = call(case.target, operands, dict(case.attributes))
         except RuntimeError:  # of two dtypes
-            cast, made = True, call(case.target, samples, dict(case.attributes))
-        self._pooled(_tensors(made))
+            cast, results = True, call(case.target, samples, dict(case.attributes))
+        self._pooled(_tensors(results))
         return Piece(case, wires, cast)
 
-    def _pooled(self, made: list[Tensor]) -> None:
-        values = [t for t in made if t.is_floating_point()]
+    def _pooled(self, results: list[Tensor]) -> None:
+        values = [t for t in results if t.is_floating_point()]
         self.shapes += [tuple(t.shape) for t in values]
         self.dtypes += [t.dtype for t in values]
 
@@ -177,8 +177,8 @@ class RandomModel(nn.Module):
                 None if operand is None else self._operand(wire, operand, pool, inputs, piece.cast)
                 for wire, operand in zip(piece.wires, piece.case.operands, strict=True)
             ]
-            for made in _tensors(call(piece.case.target, operands, dict(piece.case.attributes))):
-                (pool if made.is_floating_point() else others).append(made)
+            for result in _tensors(call(piece.case.target, operands, dict(piece.case.attributes))):
+                (pool if result.is_floating_point() else others).append(result)
         loss = (inputs[-1][:3] * self.free[0]).sum() * 1e-3
         for value in pool:
             if value.numel():
@@ -212,8 +212,8 @@ def sample(operand: Operand, rng: random.Random) -> Tensor:
     return torch.sigmoid(x) if operand.unit else x.abs() + 0.5 if operand.positive else x
 
 
-def _tensors(made: Any) -> list[Tensor]:
-    return [made] if isinstance(made, Tensor) else [t for t in made if isinstance(t, Tensor)]
+def _tensors(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [t for t in result if isinstance(t, Tensor)]
 
 
 def build(seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...]]:

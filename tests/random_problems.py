@@ -87,8 +87,8 @@ def hub_problem(seed: int, *, layers: int = 4, forbid: float = 0.05) -> Problem:
         rng.integers(0, 6, targets).astype(float),
         tuple(_span(rng) for _ in range(layers)),
     )
-    own, moves = np.arange(sizes[1]), _costs(rng, (sizes[1], sizes[1]), real, forbid)
+    indices, moves = np.arange(sizes[1]), _costs(rng, (sizes[1], sizes[1]), real, forbid)
     chain = tuple(
-        Value(f"v{i}", i, (i + 1,), own, (own,), moves, np.zeros(sizes[1]), ((0, 0),)) for i in range(1, layers)
+        Value(f"v{i}", i, (i + 1,), indices, (indices,), moves, np.zeros(sizes[1]), ((0, 0),)) for i in range(1, layers)
     )
     return Problem(nodes, (shared, *chain), horizon=HORIZON)

@@ -27,8 +27,8 @@ def step(seed: int) -> tuple[str, StepRequest]:
     rng = random.Random(f"step {seed}")
     if seed % STAGED == STAGED - 1:
         return rng.choice(("dp=1", "tp=2")), StepRequest(micro_batches=2, stages=2)
-    again = rng.choice((None, None, "full", "selective"))
-    return rng.choice(MESHES), StepRequest(micro_batches=rng.choice((1, 1, 2, 3)), recompute=again)
+    recompute = rng.choice((None, None, "full", "selective"))
+    return rng.choice(MESHES), StepRequest(micro_batches=rng.choice((1, 1, 2, 3)), recompute=recompute)
 
 
 class Residual(nn.Module):
@@ -63,12 +63,12 @@ class Kept(nn.Module):
         self._rewrite(y)
         return y
 
-    def _read(self, x: Tensor, kept: Tensor) -> Tensor:
+    def _read(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.kind == "scale":
-            return x * kept
+            return x * weight
         if self.kind == "weight":
-            return F.linear(x, kept) / 3
-        return torch.softmax(x @ kept.t(), -1) @ kept + x
+            return F.linear(x, weight) / 3
+        return torch.softmax(x @ weight.t(), -1) @ weight + x
 
     @torch.no_grad()
     def _rewrite(self, x: Tensor) -> None:
@@ -101,7 +101,7 @@ class RandomStep(nn.Module):
         self._freeze(rng)
 
     def _sides(self, width: int) -> None:
-        made: dict[str, Callable[[], None]] = {
+        makers: dict[str, Callable[[], None]] = {
             "parameter": lambda: self.register_parameter("empty", nn.Parameter(torch.empty(0, width))),
             "buffer": lambda: self.register_buffer("none", torch.empty(0, width)),
             "scalar": lambda: self.register_parameter("heat", nn.Parameter(torch.tensor(0.7))),
@@ -109,7 +109,7 @@ class RandomStep(nn.Module):
             "count": lambda: self.register_buffer("count", torch.tensor(0)),
         }
         for side in self.sides:
-            made.get(side, lambda: None)()
+            makers.get(side, lambda: None)()
 
     def _freeze(self, rng: random.Random) -> None:
         parts: list[nn.Module] = [self.words, *self.blocks, self.first, self.second]
@@ -122,8 +122,8 @@ class RandomStep(nn.Module):
         x = self.words(ids)
         for number, block in enumerate(self.blocks):
             x = block(x)
-            for place, kept in zip(self.places, self.kept, strict=True):
-                x = kept(x) if place == number else x
+            for place, module in zip(self.places, self.kept, strict=True):
+                x = module(x) if place == number else x
         x = x.flatten(0, 1)
         x = torch.cat((x, self.empty)) if "parameter" in self.sides else x
         x = torch.cat((self.none, x)) if "buffer" in self.sides else x
@@ -149,9 +149,9 @@ def build(seed: int = 0, trained: bool = False) -> tuple[nn.Module, tuple[Tensor
         torch.manual_seed(seed)
         labels = torch.randint(0, 5, (BATCH, LENGTH)), torch.randint(0, 7, (BATCH, LENGTH))
         model = RandomStep(seed).double() if trained else RandomStep(seed)
-        for own in model.modules() if trained else ():
-            if isinstance(own, Kept):
-                own._non_persistent_buffers_set.clear()
-            if isinstance(own, Residual) and seed % 2:
-                own.drop = 0.1
+        for module in model.modules() if trained else ():
+            if isinstance(module, Kept):
+                module._non_persistent_buffers_set.clear()
+            if isinstance(module, Residual) and seed % 2:
+                module.drop = 0.1
         return model, (torch.randint(0, 11, (BATCH, LENGTH)), *labels)

@@ -72,12 +72,12 @@ class Resumed:
         name, whole = f"to{self.steps}", self._saved("whole", self.steps)
         self.last = whole
         self._run(package, ranks, name, self.steps, "--resume", before)
-        found, expected = self._losses(name), self._losses("whole")
+        losses, expected = self._losses(name), self._losses("whole")
         wanted = {step: expected[step] for step in range(self.steps - EACH + 1, self.steps + 1)}
-        if found.keys() != wanted.keys():
-            raise Mismatch(f"goes on with steps {[*found]}, expected {[*wanted]}")
+        if losses.keys() != wanted.keys():
+            raise Mismatch(f"goes on with steps {[*losses]}, expected {[*wanted]}")
         for step, loss in wanted.items():
-            same(f"the loss of step {step}", torch.tensor(found[step]), torch.tensor(loss), LOSS)
+            same(f"the loss of step {step}", torch.tensor(losses[step]), torch.tensor(loss), LOSS)
         compare(self._saved(name, self.steps), whole)
         self.last = self._saved(name, self.steps)
         self.resumed += 1
@@ -91,38 +91,38 @@ class Resumed:
         return {row["step"]: row["loss"] for row in rows}
 
     def _run(self, package: Path, ranks: int, name: str, steps: int, *options: object) -> None:
-        own = ("--backend", "gloo", "--steps", steps, "--save", self.folder / name, *options)
-        own += ("--log-json", self.folder / f"{name}.jsonl", "--traceback")
+        arguments = ("--backend", "gloo", "--steps", steps, "--save", self.folder / name, *options)
+        arguments += ("--log-json", self.folder / f"{name}.jsonl", "--traceback")
         try:
-            done = launched.torchrun(package / "train.py", ranks, *own, limit=LIMIT_SECONDS)
+            done = launched.torchrun(package / "train.py", ranks, *arguments, limit=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             raise Hanging(f"{name}: {ranks} processes have not ended after {LIMIT_SECONDS:.0f} s") from None
         if done.returncode:
             raise RuntimeError(f"{name}: ended with {done.returncode}: {done.stderr.strip()[-1500:]}")
 
 
-def compare(found: Path, expected: Path) -> None:
+def compare(saved: Path, expected: Path) -> None:
     """Mismatch where two checkpoints hold other numbers."""
-    own, other = state(found), state(expected)
-    if own.keys() != other.keys():
-        raise Mismatch(f"what is saved differs: {sorted(own.keys() ^ other.keys())[:5]}")
+    tensors, other = state(saved), state(expected)
+    if tensors.keys() != other.keys():
+        raise Mismatch(f"what is saved differs: {sorted(tensors.keys() ^ other.keys())[:5]}")
     for name, value in other.items():
-        same(name, own[name], value, STATE)
-    settings = [json.loads((folder / "training.json").read_text()) for folder in (found, expected)]
-    for kept in ("step", "seed", "groups"):
-        if settings[0][kept] != settings[1][kept]:
-            raise Mismatch(f"training.json: {kept} is {settings[0][kept]}, expected {settings[1][kept]}")
+        same(name, tensors[name], value, STATE)
+    settings = [json.loads((folder / "training.json").read_text()) for folder in (saved, expected)]
+    for key in ("step", "seed", "groups"):
+        if settings[0][key] != settings[1][key]:
+            raise Mismatch(f"training.json: {key} is {settings[0][key]}, expected {settings[1][key]}")
 
 
 def state(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint, whole."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     reader = FileSystemReader(folder)
-    _load_state_dict(found, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)  # type: ignore[arg-type]
-    return found
+    _load_state_dict(tensors, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)  # type: ignore[arg-type]
+    return tensors
 
 
-def same(name: str, found: Tensor, expected: Tensor, tolerance: float) -> None:
-    far = (found.double().flatten() - expected.double().flatten()).abs()
-    if found.dtype != expected.dtype or not bool((far <= tolerance * (1 + expected.double().flatten().abs())).all()):
-        raise Mismatch(f"{name} is {found.dtype}, {float(far.max()):.2g} from the uninterrupted run's {expected.dtype}")
+def same(name: str, value: Tensor, expected: Tensor, tolerance: float) -> None:
+    far = (value.double().flatten() - expected.double().flatten()).abs()
+    if value.dtype != expected.dtype or not bool((far <= tolerance * (1 + expected.double().flatten().abs())).all()):
+        raise Mismatch(f"{name} is {value.dtype}, {float(far.max()):.2g} from the uninterrupted run's {expected.dtype}")

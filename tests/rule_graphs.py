@@ -51,8 +51,8 @@ class Writer:
         self, name: str, target: str, operands: list[str | None], *shapes: Shape, **attributes: Attribute
     ) -> list[str]:
         """Floating where an operand is; the gradient of a result is needed where an operand's is."""
-        own = [tensor for tensor in self.tensors if tensor.name in operands]
-        needed = any(tensor.requires_grad for tensor in own)
+        inputs = [tensor for tensor in self.tensors if tensor.name in operands]
+        needed = any(tensor.requires_grad for tensor in inputs)
         results = [name if len(shapes) == 1 else f"{name}_{i}" for i in range(len(shapes))]
         self.tensors += [
             Tensor(r, s, "float32" if needed else "int64", needed) for r, s in zip(results, shapes, strict=True)

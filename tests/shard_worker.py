@@ -41,19 +41,19 @@ def dense_relu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def function() -> None:
     """The documented function form: `shard(dense_relu, in_strategy=((4, 2), None, None))`; gradients before it."""
     a, b = halves()
-    own = autoshard.shard(dense_relu, in_strategy=((a, b), None, None), device="CPU")
+    sharded = autoshard.shard(dense_relu, in_strategy=((a, b), None, None), device="CPU")
     for requires in (True, False):
         tensors = [torch.randn(shape, requires_grad=requires) for shape in ((8, 16), (16, 12), (12,))]
         before = torch.randn(8, 16)
-        results = [fn(tensors[0] * before, *tensors[1:]).sin() for fn in (dense_relu, own)]
+        results = [fn(tensors[0] * before, *tensors[1:]).sin() for fn in (dense_relu, sharded)]
         near(results[0], results[1], "value")
         if requires:
             gradients = [torch.autograd.grad(y.square().mean(), tensors) for y in results]
             for one, other in zip(*gradients, strict=True):
                 near(one, other, "gradient")
-    assert len(own.variants) == 2
-    layout = own.variants[0].plan.plan.inputs[0].layout
-    mesh = own.variants[0].plan.plan.mesh
+    assert len(sharded.variants) == 2
+    layout = sharded.variants[0].plan.plan.inputs[0].layout
+    mesh = sharded.variants[0].plan.plan.mesh
     from autoshard.constraints.shard_counts import counts
 
     assert counts(layout, 2, mesh) == (a, b)
@@ -85,12 +85,12 @@ def module() -> None:
     a, b = halves()
     torch.manual_seed(1)
     net = Net()
-    own = copy.deepcopy(net)
-    names = list(own.state_dict())
+    split_net = copy.deepcopy(net)
+    names = list(split_net.state_dict())
     plan = {"self.block1.dense2.weight".removeprefix("self.block1."): (1, a * b), "self.dense1.weight": (b, a)}
-    own.block1 = autoshard.shard(own.block1, in_strategy=((a, b),), parameter_plan=plan)  # type: ignore[assignment]
-    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2, foreach=False)) for each in (net, own)]
-    assert list(own.state_dict()) == names
+    split_net.block1 = autoshard.shard(split_net.block1, in_strategy=((a, b),), parameter_plan=plan)  # type: ignore[assignment]
+    pairs = [(each, torch.optim.AdamW(each.parameters(), lr=1e-2, foreach=False)) for each in (net, split_net)]
+    assert list(split_net.state_dict()) == names
     for rows in (8, 8, 4):  # another shape is planned anew, on the same parameters
         x, t = torch.randn(rows, 6), torch.randn(rows, 3)
         losses = []
@@ -102,17 +102,17 @@ def module() -> None:
             losses.append(loss.detach())
         near(*losses, "loss")
     with torch.no_grad():
-        near(net(x), own(x), "no_grad")
-    net.eval(), own.eval()
-    near(net(x), own(x), "eval")
-    for name, one in own.first.named_parameters():
+        near(net(x), split_net(x), "no_grad")
+    net.eval(), split_net.eval()
+    near(net(x), split_net(x), "eval")
+    for name, one in split_net.first.named_parameters():
         near(one.detach(), net.first.get_parameter(name).detach(), name)
-    sharded: Any = own.block1
-    assert list(own.state_dict()) == names and len(sharded.variants) == 4
+    sharded: Any = split_net.block1
+    assert list(split_net.state_dict()) == names and len(sharded.variants) == 4
     whole = sharded.full_state_dict()
     for name, value in whole.items():
         near(value.double(), net.block1.state_dict()[name].double(), name)
-    held = dict(own.named_parameters())
+    held = dict(split_net.named_parameters())
     assert tuple(held["block1.dense2.weight"].to_local().shape) == (12, 16 // (a * b))  # type: ignore[operator]
     assert tuple(held["block1.dense1.weight"].to_local().shape) == (16 // b, 12 // a)  # type: ignore[operator]
 
@@ -121,10 +121,10 @@ def computed_again() -> None:
     """The first call, which is planned, within torch.utils.checkpoint."""
     torch.manual_seed(1)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), torch.randn(8, 6, requires_grad=True)
-    own = autoshard.shard(copy.deepcopy(model), in_strategy=((halves()[0], 1),))
-    for each in (model, own):
+    sharded = autoshard.shard(copy.deepcopy(model), in_strategy=((halves()[0], 1),))
+    for each in (model, sharded):
         torch.utils.checkpoint.checkpoint(each, x, use_reentrant=False).square().sum().backward()
-    for name, one in own.named_parameters():
+    for name, one in sharded.named_parameters():
         assert one.grad is not None
         near(one.grad.full_tensor(), model.get_parameter(name).grad, name)  # type: ignore[operator, arg-type]
 
@@ -138,13 +138,13 @@ def outputs() -> None:
         y = x @ w
         return {"y": y, "parts": (y.sum(1), 3)}
 
-    own = autoshard.shard(pair, in_strategy=(None, None), out_strategy=((world, 1), None), level=2)
-    found, wanted = own(x, w), pair(x, w)
-    assert found["parts"][1] == 3
-    near(found["y"], wanted["y"], "y")
-    near(found["parts"][0], wanted["parts"][0], "sum")
-    assert own.variants[0].outputs[0].inside.split() == ["S0"] * len(own.variants[0].plan.plan.mesh.axes)
-    both = [torch.autograd.grad(r["y"].sin().sum() + r["parts"][0].cos().sum(), (x, w)) for r in (found, wanted)]
+    sharded = autoshard.shard(pair, in_strategy=(None, None), out_strategy=((world, 1), None), level=2)
+    result, wanted = sharded(x, w), pair(x, w)
+    assert result["parts"][1] == 3
+    near(result["y"], wanted["y"], "y")
+    near(result["parts"][0], wanted["parts"][0], "sum")
+    assert sharded.variants[0].outputs[0].inside.split() == ["S0"] * len(sharded.variants[0].plan.plan.mesh.axes)
+    both = [torch.autograd.grad(r["y"].sin().sum() + r["parts"][0].cos().sum(), (x, w)) for r in (result, wanted)]
     for one, other in zip(*both, strict=True):
         near(one, other, "gradient")
     text = autoshard.shard(torch.matmul, in_strategy=("Shard(1)@tp", "Shard(0)@tp"), mesh={"tp": world})
@@ -160,15 +160,15 @@ def data() -> None:
     wanted = (whole @ w).detach()
     layer = nn.Linear(16, 8, bias=False)
     layer.weight.data.copy_(w.detach().T)
-    own = autoshard.shard(layer, dataset_strategy="data_parallel")
+    sharded = autoshard.shard(layer, dataset_strategy="data_parallel")
     part = whole.chunk(world)[rank].clone().requires_grad_()
-    y = own(part)
+    y = sharded(part)
     near(y.detach(), wanted.chunk(world)[rank], "part")
     y.square().sum().backward()
     x = whole.clone().requires_grad_()
     (x @ w).square().sum().backward()
     near(part.grad, x.grad.chunk(world)[rank], "gradient of the part")  # type: ignore[arg-type, union-attr]
-    near(own.weight.grad.full_tensor(), w.grad.T, "gradient of the weight")  # type: ignore[union-attr]
+    near(sharded.weight.grad.full_tensor(), w.grad.T, "gradient of the weight")  # type: ignore[union-attr]
     cut = autoshard.shard(torch.matmul, dataset_strategy=((a, b), (b, 1)), mesh={"outer": a, "inner": b})
     i, j = divmod(rank, b)
     piece = whole.chunk(a)[i].chunk(b, 1)[j]
@@ -202,51 +202,51 @@ def inside() -> None:
     outer = Outer()
     expected = outer(x)
     outer.inner = autoshard.shard(outer.inner, in_strategy=((a, 1),), parameter_plan={"weight": (1, a * b)})
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
-        own = autoshard.shard(outer, in_strategy=((a * b, 1),))
-    assert any("inner, inside another one: its in_strategy is not used" in str(one.message) for one in told)
-    near(own(x), expected, "nested")
-    held = dict(own.named_parameters())
+        sharded = autoshard.shard(outer, in_strategy=((a * b, 1),))
+    assert any("inner, inside another one: its in_strategy is not used" in str(one.message) for one in records)
+    near(sharded(x), expected, "nested")
+    held = dict(sharded.named_parameters())
     assert tuple(held["inner.weight"].to_local().shape) == (8, 16 // (a * b))  # type: ignore[operator]
-    for how, asked in (((1, a * b), None), ((a * b, 1), "parameter_plan: inner.weight is")):
+    for how, message in (((1, a * b), None), ((a * b, 1), "parameter_plan: inner.weight is")):
         try:
             autoshard.shard(outer, parameter_plan={"inner.weight": how})
         except autoshard.errors.UsageError as error:
-            assert asked and error.message.startswith(asked), error.message
+            assert message and error.message.startswith(message), error.message
         else:
-            assert asked is None
+            assert message is None
 
     layer = nn.Linear(16, 4)
 
     def through(x: Tensor, scale: float = 2.0) -> Tensor:
         return layer(x) * scale
 
-    own = autoshard.shard(through, in_strategy=((a, 1),), parameter_plan={"layer.weight": (1, b)})
+    sharded = autoshard.shard(through, in_strategy=((a, 1),), parameter_plan={"layer.weight": (1, b)})
     gradients = []
-    for fn in (through, own):
+    for fn in (through, sharded):
         layer.zero_grad()
         fn(x, scale=3.0).square().mean().backward()
         gradients.append([p.grad.clone() for p in layer.parameters()])  # type: ignore[union-attr]
     for one, other in zip(*gradients, strict=True):
         near(one, other, "parameter of a function")
-    near(own(x), through(x), "another constant")
-    assert len(own.variants) == 2
+    near(sharded(x), through(x), "another constant")
+    assert len(sharded.variants) == 2
 
     factor, offset = 2.0, torch.randn(16, requires_grad=True)
 
     def referring(x: Tensor) -> Tensor:
         return x * factor + offset
 
-    own = autoshard.shard(referring, in_strategy=((a, b),))
+    sharded = autoshard.shard(referring, in_strategy=((a, b),))
     for _ in range(2):  # what it refers to may change
-        found, wanted = own(x), referring(x)
-        near(found, wanted, "closure")
-        near(*[torch.autograd.grad(y.square().sum(), offset)[0] for y in (found, wanted)], "gradient of a closure")
+        result, wanted = sharded(x), referring(x)
+        near(result, wanted, "closure")
+        near(*[torch.autograd.grad(y.square().sum(), offset)[0] for y in (result, wanted)], "gradient of a closure")
         with torch.no_grad():
             offset += 1
         factor += 1
-    assert len(own.variants) == 2
+    assert len(sharded.variants) == 2
 
 
 def refusals() -> None:
@@ -281,8 +281,8 @@ class Ranker(nn.Module):
         self.table, self.top = nn.Embedding(40, 8), nn.Linear(8, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.top(self.table(ids).mean(1))
-        return found
+        scores: Tensor = self.top(self.table(ids).mean(1))
+        return scores
 
 
 def tables() -> None:
@@ -291,15 +291,15 @@ def tables() -> None:
     lengths = (*range(1, world), 40 - sum(range(1, world)))
     alone = Ranker()
     whole = copy.deepcopy(alone)
-    own = autoshard.shard(alone, parameter_plan={"table.weight": (lengths, 1)})
+    sharded = autoshard.shard(alone, parameter_plan={"table.weight": (lengths, 1)})
     ids = torch.randint(0, 40, (8, 4))
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in (own, whole)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in (sharded, whole)]
     for _ in range(3):
-        for model, optimizer in zip((own, whole), optimizers, strict=True):
+        for model, optimizer in zip((sharded, whole), optimizers, strict=True):
             model(ids).square().sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    (held,) = (one for name, one in own.named_parameters() if "table" in name)
+    (held,) = (one for name, one in sharded.named_parameters() if "table" in name)
     assert held.to_local().shape == (lengths[rank], 8), held.to_local().shape
     near(held.full_tensor(), whole.table.weight, "rows")
     try:
@@ -313,22 +313,22 @@ def tables() -> None:
 def sizes() -> None:
     """Another batch and length in each call: each as the original, an optimizer between them, parameters stay put."""
     whole = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    own = autoshard.shard(copy.deepcopy(whole), device="CPU")
+    sharded = autoshard.shard(copy.deepcopy(whole), device="CPU")
     optimizers: list[torch.optim.Optimizer] = []
     for batch, length in ((8, 6), (4, 10), (12, 3), (5, 7), (8, 6), (1, 9)):
         x = torch.randn(batch, length, 16)
-        results = [model(x) for model in (whole, own)]
+        results = [model(x) for model in (whole, sharded)]
         near(results[0], results[1], (batch, length))
         if not optimizers:
-            optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in (whole, own)]
-            held = dict(own.named_parameters())
+            optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False) for model in (whole, sharded)]
+            held = dict(sharded.named_parameters())
         for y, optimizer in zip(results, optimizers, strict=True):
             y.square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert len(own.variants) == 5, len(own.variants)
-    assert all(held[name] is parameter for name, parameter in own.named_parameters())
-    for name, value in own.full_state_dict().items():
+    assert len(sharded.variants) == 5, len(sharded.variants)
+    assert all(held[name] is parameter for name, parameter in sharded.named_parameters())
+    for name, value in sharded.full_state_dict().items():
         near(value, whole.state_dict()[name], name)
 
 
@@ -336,12 +336,12 @@ def frozen() -> None:
     """Modes of single modules, also of those without parameters; complex buffers; names that the wrapper has itself."""
     torch.manual_seed(1)
     model, x = Frozen(), torch.randn(8, 8, requires_grad=True)
-    own = autoshard.shard(copy.deepcopy(model))
-    for each in (model, own):
+    sharded = autoshard.shard(copy.deepcopy(model))
+    for each in (model, sharded):
         each(x).square().sum().backward()
-    for name, parameter in own.named_parameters():
+    for name, parameter in sharded.named_parameters():
         near(parameter.grad.full_tensor(), model.get_parameter(name).grad, name)  # type: ignore[union-attr, arg-type]
-    for name, value in own.full_state_dict().items():
+    for name, value in sharded.full_state_dict().items():
         near(value, model.state_dict()[name], name)
 
 

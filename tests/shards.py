@@ -49,9 +49,9 @@ def assert_means(
     axes = summed_axes(layout, gradient)
     what = f"{'gradient' if gradient else 'value'} in {layout.on(mesh)}"
     for rank in range(mesh.size):
-        own = mesh.coordinates(rank)
+        coords = mesh.coordinates(rank)
         peers = [
-            r for r in range(mesh.size) if all(a in axes or c == own[a] for a, c in enumerate(mesh.coordinates(r)))
+            r for r in range(mesh.size) if all(a in axes or c == coords[a] for a, c in enumerate(mesh.coordinates(r)))
         ]
         expected = part(whole, layout, mesh, rank)
         shapes = {tuple(locals_[r].shape) for r in peers}

@@ -59,9 +59,9 @@ def any_order_bound(problem: StageProblem, parts: Sequence[Part], points: Sequen
         if problem.stages > 1:
             hands = part.stage < problem.stages - 1 or problem.chunks > 1, part.stage > 0
             passes[:, part.stage] += np.array(hands) * problem.send_seconds
-    own = [(problem.of_stage(0)[problem.line[k]], points[k]) for k in range(first[0].first, first[0].stop)]
-    late = [front.late_seconds for front, _ in own]
-    tail[0] += late_seconds(late, [front.backward_seconds[point] for front, point in own], problem.late_beside)[-1]
+    fronts = [(problem.of_stage(0)[problem.line[k]], points[k]) for k in range(first[0].first, first[0].stop)]
+    late = [front.late_seconds for front, _ in fronts]
+    tail[0] += late_seconds(late, [front.backward_seconds[point] for front, point in fronts], problem.late_beside)[-1]
     before = np.concatenate([np.zeros((2, 1)), passes.cumsum(axis=1)[:, :-1]], axis=1)
     busy = before[0] + begun + problem.micro_batches * (forward + backward)
     return float(np.maximum(busy + before[1] + tail[0], busy + tail).max())

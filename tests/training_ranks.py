@@ -55,12 +55,12 @@ def start(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     clean = {"OMP_NUM_THREADS": "1", **os.environ}
-    own = [clean | one for one in environments] if environments else rank_environments(ranks, port, clean)
-    files = [package.parent / f"rank-{port}-{rank}" for rank in range(len(own))]
+    envs = [clean | one for one in environments] if environments else rank_environments(ranks, port, clean)
+    files = [package.parent / f"rank-{port}-{rank}" for rank in range(len(envs))]
     for file in files:
         file.touch()
     words = [str(package / "train.py"), "--backend", "gloo", *map(str, options)]
-    each = enumerate(zip(own, files, strict=True))
+    each = enumerate(zip(envs, files, strict=True))
     return Ranks(
         [fork(words, file, file, env=env, odd=rank % 2 == 1, largest_file=largest_file) for rank, (env, file) in each],
         files,

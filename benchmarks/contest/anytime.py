@@ -77,8 +77,8 @@ def search(problem: Problem, clock: Clock, *, seed: int = 0) -> Solution:
     if run.best is None:
         raise none_fits(problem, run.exhausted)
     choice = run.core.lifted(run.best)
-    found = finish(problem, choice, run.value if run.exhausted else run.bound, "contest", started, cut=clock.cut)
-    return audited(problem, choice, found, clock.cut)
+    solution = finish(problem, choice, run.value if run.exhausted else run.bound, "contest", started, cut=clock.cut)
+    return audited(problem, choice, solution, clock.cut)
 
 
 class _PairwiseSearch:
@@ -125,7 +125,7 @@ class _PairwiseSearch:
         self.offer(self.rounded)
         if entries(self.core.graph) <= _PROGRAM:
             self.climb(_FIRST, math.inf)
-            self.close([np.arange(len(own)) for own in self.core.graph.unary])
+            self.close([np.arange(len(costs)) for costs in self.core.graph.unary])
             return
         if entries(self.core.graph, list(cheapest(self.ascent.beliefs(), _THIN))) <= _THIN_ENTRIES:
             self.climb(_THIN_CLIMB, _SHARE * self.clock.left)
@@ -145,7 +145,7 @@ class _PairwiseSearch:
         none = np.zeros_like(self.core.edges.unary)
         sizes = self.core.items.priced(none, np.ones(len(self.core.items.base)))
         pairs = zip(self.core.graph.unary, sizes, strict=True)
-        return np.array([np.lexsort((own, size))[0] for own, size in pairs], np.int64)
+        return np.array([np.lexsort((costs, size))[0] for costs, size in pairs], np.int64)
 
     def climb(self, most: int, seconds: float) -> None:
         """Rounds of messages, and the plan of the last ones polished; before, where it may be the best there is or
@@ -153,22 +153,22 @@ class _PairwiseSearch:
         part, soon = PartialClock(seconds, whole=self.clock), _FIRST
         recent: deque[Integers] = deque(maxlen=_LAST)
         for number in range(1, most + 1):
-            found = self.ascent.step()
-            self.raise_bound(found.bound)
-            recent.append(found.choice)
+            round_ = self.ascent.step()
+            self.raise_bound(round_.bound)
+            recent.append(round_.choice)
             last = number == most or part.left < _POLISHING * part.limit_seconds
-            if last or (number >= soon and (math.isinf(seconds) or self.near(found))):
+            if last or (number >= soon and (math.isinf(seconds) or self.near(round_))):
                 self.rounded = min(reversed(recent), key=self.promise)
-                self.polish(self.rounded, found.multipliers, self.clock if last else part)
+                self.polish(self.rounded, round_.multipliers, self.clock if last else part)
                 soon *= 2
                 recent.clear()
             tried = last and not (self.poor and part.seconds < _PATIENCE * part.limit_seconds)
             if tried or self.clock.over or self.closed:
                 break
 
-    def near(self, found: Round) -> bool:
+    def near(self, round_: Round) -> bool:
         """Does a round's plan cost about as little as any can?"""
-        return self.core.cost(found.choice) <= (1 + _NEAR) * found.bound
+        return self.core.cost(round_.choice) <= (1 + _NEAR) * round_.bound
 
     def promise(self, choice: Integers) -> tuple[float, float]:
         """By how much it overflows, and its cost; of two plans that the smaller of these makes the better start."""
@@ -177,23 +177,23 @@ class _PairwiseSearch:
         return over if math.isfinite(cost) else math.inf, cost
 
     def polish(self, choice: Integers, multipliers: Floats, clock: Clock) -> None:
-        found = polished(self.core, self.moves, choice, multipliers, _POLISH, self.rng, clock)
-        if found is not None:
-            self.offer(found)
-            self.pool = [*self.pool[-_POOL:], found]
+        plan = polished(self.core, self.moves, choice, multipliers, _POLISH, self.rng, clock)
+        if plan is not None:
+            self.offer(plan)
+            self.pool = [*self.pool[-_POOL:], plan]
 
     def combine(self, plans: Sequence[Integers]) -> None:
         """The best mixture of plans, first come those that matter most, with the best one: a program over what they
         differ in; plans that make it too large are left out."""
         if self.best is None or self.clock.over:
             return
-        taken, kept = [self.best], dict[int, Integers]()
+        taken, choices = [self.best], dict[int, Integers]()
         for plan in plans:
             more = self._differing([*taken, plan])
             if self._entries(more) <= _SECTION:
-                taken, kept = [*taken, plan], more
-        if kept:
-            self.improve(kept)
+                taken, choices = [*taken, plan], more
+        if choices:
+            self.improve(choices)
 
     def _differing(self, plans: Sequence[Integers]) -> dict[int, Integers]:
         """Of each node where the plans are not all alike, what they choose."""
@@ -201,26 +201,26 @@ class _PairwiseSearch:
         nodes = np.flatnonzero((every != every[0]).any(axis=0))
         return {int(n): np.unique(every[:, n]) for n in nodes}
 
-    def _entries(self, kept: dict[int, Integers]) -> int:
-        """Edge variables of a program over `kept`."""
+    def _entries(self, choices: dict[int, Integers]) -> int:
+        """Edge variables of a program over `choices`."""
         around = self.moves.around
-        return sum(len(kept[n]) * len(kept[o]) for n in kept for o, _ in around[n] if o in kept) // 2
+        return sum(len(choices[n]) * len(choices[o]) for n in choices for o, _ in around[n] if o in choices) // 2
 
-    def improve(self, kept: dict[int, Integers]) -> None:
+    def improve(self, choices: dict[int, Integers]) -> None:
         """The best plan anew in some nodes, over some of their choices, the others fixed."""
         assert self.best is not None
-        part = section(self.core, self.moves.around, kept, self.best)
+        part = section(self.core, self.moves.around, choices, self.best)
         clock = PartialClock(_SECTION_SECONDS, whole=self.clock)
         start = part.inside(self.best)
         everything = [np.arange(len(some)) for some in part.kept]
-        found = SectionProgram(part.inner, everything, clock, part.inner.cost(start)).search(start)
-        if found.choice is not None:
-            self.offer(part.outside(self.best, found.choice))
+        outcome = SectionProgram(part.inner, everything, clock, part.inner.cost(start)).search(start)
+        if outcome.choice is not None:
+            self.offer(part.outside(self.best, outcome.choice))
 
-    def close(self, kept: Sequence[Integers]) -> None:
+    def close(self, choices: Sequence[Integers]) -> None:
         """The whole program: relaxation, pruning, and branch and bound."""
         while not (self.closed or self.clock.over):
-            program = SectionProgram(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            program = SectionProgram(self.core, choices, self.clock, self.value - self.core.graph.constant)
             relaxed = program.relax()
             if relaxed is None:
                 self.exhausted = program.highs.infeasible
@@ -233,30 +233,30 @@ class _PairwiseSearch:
             if any(not len(some) for some in fewer):
                 self.exhausted = True
                 return
-            if sum(map(len, fewer)) > 0.7 * sum(map(len, kept)):
+            if sum(map(len, fewer)) > 0.7 * sum(map(len, choices)):
                 self.branch(program)
                 return
-            kept = fewer
+            choices = fewer
 
     def thin(self) -> None:
         """The program over the few choices of every node that the messages think best, and what its prices add."""
-        kept = self.promising(_THIN)
+        choices = self.promising(_THIN)
         for _ in range(_THIN_ROUNDS):
-            program = SectionProgram(self.core, kept, self.clock, self.value - self.core.graph.constant)
+            program = SectionProgram(self.core, choices, self.clock, self.value - self.core.graph.constant)
             relaxed = program.relax()
             if relaxed is None or self.clock.over:
                 return
             self.polish(program.choice(relaxed.x), program.multipliers(), self.clock)
             self.ascent.to(program.multipliers())
             for _ in range(_SETTLE):
-                found = self.ascent.step(move=False)
-            self.raise_bound(found.bound)
-            self.polish(found.choice, found.multipliers, self.clock)
+                round_ = self.ascent.step(move=False)
+            self.raise_bound(round_.bound)
+            self.polish(round_.choice, round_.multipliers, self.clock)
             useful = undercut(program.model, relaxed, relaxed.bound + _NEAR * abs(relaxed.bound))
-            kept = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
+            choices = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
         part = PartialClock(_SHARE * self.clock.left, whole=self.clock)
         start = self.best
-        found_ = SectionProgram(self.core, kept, part, self.value - self.core.graph.constant).search(start)
+        found_ = SectionProgram(self.core, choices, part, self.value - self.core.graph.constant).search(start)
         self.offer(found_.choice)
 
     def promising(self, width: int) -> list[Integers]:
@@ -267,10 +267,10 @@ class _PairwiseSearch:
         inside = self.best is not None and all(
             s in some for s, some in zip(self.best.tolist(), program.kept, strict=True)
         )
-        found = program.search(self.best if inside else None)
-        self.offer(found.choice)
-        self.raise_bound(min(found.bound + self.core.graph.constant, self.value))
-        self.exhausted = found.done
+        outcome = program.search(self.best if inside else None)
+        self.offer(outcome.choice)
+        self.raise_bound(min(outcome.bound + self.core.graph.constant, self.value))
+        self.exhausted = outcome.done
 
     def turns(self) -> None:
         """A plan that prices follow, larger moves, and messages again, in turn."""
@@ -336,14 +336,14 @@ class _PairwiseSearch:
         while (idle < _IDLE or math.inf in gained.values()) and not (
             self.clock.over or self.closed or self.best is None
         ):
-            usual = max(gained, key=lambda way: gained[way])
-            way = usual if self.rng.random() < _USUAL else next(w for w in gained if w is not usual)
+            usual = max(gained, key=lambda tactic: gained[tactic])
+            tactic = usual if self.rng.random() < _USUAL else next(w for w in gained if w is not usual)
             left, value = self.clock.left, self.value
-            way()
+            tactic()
             idle = 0 if self.gains(value) else idle + 1
             gain = (value - self.value) / max(left - self.clock.left, 1e-3)
-            known = gained[way]
-            gained[way] = gain if math.isinf(known) else _FORGET * known + (1 - _FORGET) * gain
+            known = gained[tactic]
+            gained[tactic] = gain if math.isinf(known) else _FORGET * known + (1 - _FORGET) * gain
 
     def narrowly(self) -> None:
         """Some narrow moves from the best plan, within the limit."""
@@ -361,23 +361,23 @@ class _PairwiseSearch:
     def section_anew(self) -> None:
         """The best plan anew in a section of the nodes."""
         assert self.best is not None
-        kept = self.region(self.best, int(self.rng.choice(_WIDTHS)))
-        if kept:
-            self.improve(kept)
+        choices = self.region(self.best, int(self.rng.choice(_WIDTHS)))
+        if choices:
+            self.improve(choices)
 
     def region(self, best: Integers, width: int) -> dict[int, Integers]:
         """Nodes around a random one, and the choices of each: the best plan's, and `width` that the messages think
         best."""
         start, costs = int(self.rng.integers(len(best))), self.ascent.beliefs()
-        order, seen, kept, size = [start], {start}, dict[int, Integers](), 0
+        order, seen, choices, size = [start], {start}, dict[int, Integers](), 0
         for n in order:
             some = np.union1d(np.argsort(costs[n], kind="stable")[:width], best[n : n + 1])
             if len(some) > 1:
-                kept[n] = some
-                size += sum(len(some) * len(kept[o]) for o, _ in self.moves.around[n] if o in kept and o != n)
+                choices[n] = some
+                size += sum(len(some) * len(choices[o]) for o, _ in self.moves.around[n] if o in choices and o != n)
             if size > _SECTION:
                 break
             others = [o for o, _ in self.moves.around[n] if o not in seen]
             seen.update(others)
             order.extend(self.rng.permutation(others).tolist() if others else [])
-        return kept
+        return choices

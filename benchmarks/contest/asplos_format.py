@@ -45,9 +45,9 @@ def read(path: str | Path) -> Problem:
 
 def refuse_if_short(problem: Problem) -> None:
     """Raises InfeasibleError where the smallest sizes alone are above the capacity at some time."""
-    found = least(problem)
-    if none_within(found.bytes, problem.capacity_bytes):
-        raise short(problem, found.bytes - problem.capacity_bytes)
+    minimum = least(problem)
+    if none_within(minimum.bytes, problem.capacity_bytes):
+        raise short(problem, minimum.bytes - problem.capacity_bytes)
 
 
 def _problem(content: Any) -> Problem:
@@ -69,8 +69,8 @@ def _problem(content: Any) -> Problem:
         return once((*shape, array.tobytes()), lambda: allowed.reshape(shape or -1))
 
     nodes = []
-    own = content["nodes"]
-    for n, (span, costs, usages) in enumerate(zip(own["intervals"], own["costs"], own["usages"], strict=True)):
+    lists = content["nodes"]
+    for n, (span, costs, usages) in enumerate(zip(lists["intervals"], lists["costs"], lists["usages"], strict=True)):
         if not 0 <= span[0] <= span[1]:
             raise ValueError(f"node {n} is alive from {span[0]} to {span[1]}")
         seconds = table(f"node {n}", costs)

@@ -29,15 +29,15 @@ class Items:
     """
 
     def __init__(
-        self, found: Sequence[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers
+        self, entries: Sequence[tuple[int, int, int, Floats]], base: Floats, capacity: float, ends: Integers
     ) -> None:
-        """`found`: node, low, high and bytes of each item."""
-        self.node, self.low, self.high = np.array([entry[:3] for entry in found], np.int64).reshape(-1, 3).T
-        lengths = np.array([len(entry[3]) for entry in found], np.int64)
+        """`entries`: node, low, high and bytes of each item."""
+        self.node, self.low, self.high = np.array([entry[:3] for entry in entries], np.int64).reshape(-1, 3).T
+        lengths = np.array([len(entry[3]) for entry in entries], np.int64)
         self.first = np.cumsum(lengths) - lengths
-        self.bytes = np.concatenate([entry[3] for entry in found]) if found else np.zeros(0)
+        self.bytes = np.concatenate([entry[3] for entry in entries]) if entries else np.zeros(0)
         self.base, self.capacity, self.ends = base, capacity, ends
-        self.owner = np.repeat(np.arange(len(found)), lengths)
+        self.owner = np.repeat(np.arange(len(entries)), lengths)
         self.slot = np.arange(len(self.owner)) - self.first[self.owner] + np.append(0, ends)[self.node][self.owner]
 
     def alive(self, choice: Integers) -> Floats:
@@ -102,10 +102,10 @@ class Inner:
         return self.items.priced(self.edges.unary, multipliers)
 
     def cost(self, choice: Integers) -> float:
-        own, ends = self.edges, self.items.ends
+        edges, ends = self.edges, self.items.ends
         begin = np.append(0, ends)[:-1]
-        place = own.first + choice[own.a] * own.columns + choice[own.b]
-        return self.graph.constant + float(own.unary[begin + choice].sum()) + float(own.entries[place].sum())
+        place = edges.first + choice[edges.a] * edges.columns + choice[edges.b]
+        return self.graph.constant + float(edges.unary[begin + choice].sum()) + float(edges.entries[place].sum())
 
     def fits(self, choice: Integers) -> bool:
         return bool(self.items.alive(choice).max(initial=0.0) <= self.items.capacity)
@@ -131,43 +131,43 @@ class Section:
 
 
 def section(
-    whole: Inner, around: Sequence[Sequence[tuple[int, Floats]]], kept: dict[int, Integers], choice: Integers
+    whole: Inner, around: Sequence[Sequence[tuple[int, Floats]]], free: dict[int, Integers], choice: Integers
 ) -> Section:
-    """The nodes of `kept` over those of their choices; `choice` of all others. `around`: see `narrow_moves.py`."""
-    nodes = sorted(kept)
+    """The nodes of `free` over those of their choices; `choice` of all others. `around`: see `narrow_moves.py`."""
+    nodes = sorted(free)
     place = {n: i for i, n in enumerate(nodes)}
     unary, edges = [], {}
     for n in nodes:
-        own = whole.graph.unary[n][kept[n]]
+        costs = whole.graph.unary[n][free[n]]
         for other, cost in around[n]:
             if other not in place:
-                own = own + cost[choice[other]][kept[n]]
+                costs = costs + cost[choice[other]][free[n]]
             elif n < other:
-                edges[place[n], place[other]] = np.ascontiguousarray(cost.T[np.ix_(kept[n], kept[other])])
-        unary.append(own)
+                edges[place[n], place[other]] = np.ascontiguousarray(cost.T[np.ix_(free[n], free[other])])
+        unary.append(costs)
     some = np.array(nodes, np.int64)
     return Section(
-        Inner(PairGraph(tuple(unary), edges), _part(whole, some, kept, choice)), some, tuple(kept[n] for n in nodes)
+        Inner(PairGraph(tuple(unary), edges), _part(whole, some, free, choice)), some, tuple(free[n] for n in nodes)
     )
 
 
-def _part(whole: Inner, nodes: Integers, kept: dict[int, Integers], choice: Integers) -> Items:
+def _part(whole: Inner, nodes: Integers, free: dict[int, Integers], choice: Integers) -> Items:
     items = whole.items
     place = np.full(len(whole.graph.unary), -1)
     place[nodes] = np.arange(len(nodes))
     mine = np.flatnonzero(place[items.node] >= 0)
-    own = items.bytes[items.first[mine] + choice[items.node[mine]]]
+    sizes = items.bytes[items.first[mine] + choice[items.node[mine]]]
     times = len(items.base)
-    change = np.bincount(items.low[mine], own, times + 1) - np.bincount(items.high[mine], own, times + 1)
-    found = [
-        (int(place[n]), low, high, items.bytes[first + kept[n]])
+    change = np.bincount(items.low[mine], sizes, times + 1) - np.bincount(items.high[mine], sizes, times + 1)
+    entries = [
+        (int(place[n]), low, high, items.bytes[first + free[n]])
         for n, low, high, first in zip(
             items.node[mine].tolist(), items.low[mine].tolist(), items.high[mine].tolist(), items.first[mine].tolist(),
             strict=True,
         )
     ]  # fmt: skip
     base = items.alive(choice) - np.cumsum(change)[:-1]
-    return Items(found, base, items.capacity, np.cumsum([len(kept[n]) for n in nodes.tolist()]).astype(np.int64))
+    return Items(entries, base, items.capacity, np.cumsum([len(free[n]) for n in nodes.tolist()]).astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,11 +196,11 @@ def core(problem: Problem) -> Core:
     pairs = [(value.producer, *value.consumers) for value in problem.values]
     try:
         costs = [_matrix(value, known) for value in problem.values]
-        way = contracted([node.seconds for node in problem.nodes], pairs, costs)
+        contraction = contracted([node.seconds for node in problem.nodes], pairs, costs)
     except NodeWithoutChoice as error:
         name = problem.nodes[error.node].name
         raise InfeasibleError(f"{name}: none of its choices is allowed together with the rest") from None
-    return Core(way.graph, _items(problem, way), way, problem)
+    return Core(contraction.graph, _items(problem, contraction), contraction, problem)
 
 
 def _matrix(value: Value, known: dict[tuple[object, ...], Floats]) -> Floats:
@@ -213,11 +213,13 @@ def _matrix(value: Value, known: dict[tuple[object, ...], Floats]) -> Floats:
     return known[key]
 
 
-def _items(problem: Problem, way: Contracted) -> Items:
+def _items(problem: Problem, contraction: Contracted) -> Items:
     spans, times = _condensed(np.array([node.interval for node in problem.nodes], np.int64).reshape(-1, 2))
     change = np.zeros(times + 1)
-    found: list[tuple[int, int, int, Floats]] = []
-    for (low, high), node, owner, of in zip(spans.tolist(), problem.nodes, way.owner.tolist(), way.maps, strict=True):
+    entries: list[tuple[int, int, int, Floats]] = []
+    for (low, high), node, owner, of in zip(
+        spans.tolist(), problem.nodes, contraction.owner.tolist(), contraction.maps, strict=True
+    ):
         if low >= high:
             continue
         size = node.bytes[of]
@@ -226,15 +228,15 @@ def _items(problem: Problem, way: Contracted) -> Items:
             change[low] += least
             change[high] -= least
         if owner >= 0 and float(size.max()) > least:
-            found.append((owner, low, high, size - least))
-    ends = np.cumsum([len(own) for own in way.graph.unary]).astype(np.int64)
-    return Items(_joined(found), np.cumsum(change)[:-1], problem.capacity_bytes, ends)
+            entries.append((owner, low, high, size - least))
+    ends = np.cumsum([len(costs) for costs in contraction.graph.unary]).astype(np.int64)
+    return Items(_joined(entries), np.cumsum(change)[:-1], problem.capacity_bytes, ends)
 
 
-def _joined(found: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
+def _joined(entries: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
     """Items of one node over one span are one."""
     joined: dict[tuple[int, int, int], Floats] = {}
-    for node, low, high, size in found:
+    for node, low, high, size in entries:
         key = (node, low, high)
         joined[key] = joined[key] + size if key in joined else size
     return [(*key, size) for key, size in sorted(joined.items(), key=lambda pair: pair[0])]

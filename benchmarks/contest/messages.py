@@ -71,7 +71,7 @@ class LevelSends:
     """
 
     def __init__(self, edges: list[list[_EdgeTable]], begin: Integers) -> None:
-        every = [(e, int(begin[k])) for k, own in enumerate(edges) for e in own]
+        every = [(e, int(begin[k])) for k, node_edges in enumerate(edges) for e in node_edges]
         every.sort(key=lambda edge: edge[0].cost.shape[1])
         heights, widths = (np.array([e.cost.shape[i] for e, _ in every], np.int64) for i in (0, 1))
         starts, ends = (np.flatnonzero(np.diff(widths, **{side: 0})) for side in ("prepend", "append"))
@@ -79,19 +79,19 @@ class LevelSends:
         tables = [np.concatenate([e.cost for e, _ in every[a:b]]).T for a, b in parts]
         cost = np.concatenate([np.zeros(0), *(table.reshape(-1) for table in tables)])
         rows, columns = (np.append(0, np.cumsum(sizes)) for sizes in (widths, heights))
-        made, first, stride, entries = list[SameWidth](), np.zeros(columns[-1], np.int64), np.zeros_like(widths), 0
+        groups, first, stride, entries = list[SameWidth](), np.zeros(columns[-1], np.int64), np.zeros_like(widths), 0
         for a, b in parts:
             to = slice(int(columns[a]), int(columns[b]))
             size = (int(widths[a]), to.stop - to.start)
             block = cost[entries : entries + math.prod(size)].reshape(size)
-            made.append(SameWidth(block, slice(int(rows[a]), int(rows[b])), to, heights[a:b]))
+            groups.append(SameWidth(block, slice(int(rows[a]), int(rows[b])), to, heights[a:b]))
             first[to], stride[a:b] = entries + np.arange(size[1]), size[1]
             entries += block.size
         self.own = _ranges([slot for _, slot in every], widths)
         self.below = _ranges([0] * len(every), widths) * np.repeat(stride, widths)
         self.back = _ranges([e.back for e, _ in every], widths)
         self.cost = cost
-        self.widths = tuple(made)
+        self.widths = tuple(groups)
         self.to = _ranges([e.to for e, _ in every], heights)
         self.first = first
         self.edge = np.repeat(np.arange(len(every)), heights)
@@ -125,7 +125,7 @@ class MessageLevel:
 
 def levels(graph: PairGraph, order: Integers) -> tuple[list[MessageLevel], Integers]:
     """Those of the nodes, by `order`; of each place of a message its slot among those of all nodes."""
-    sizes = [len(own) for own in graph.unary]
+    sizes = [len(costs) for costs in graph.unary]
     starts = np.append(0, np.cumsum(sizes, dtype=np.int64))
     edges: list[list[_EdgeTable]] = [[] for _ in sizes]
     place, hearer = 0, [np.zeros(0, np.int64)]
@@ -142,7 +142,7 @@ def levels(graph: PairGraph, order: Integers) -> tuple[list[MessageLevel], Integ
 
 
 def _heard(edges: list[list[_EdgeTable]], sizes: Integers, begin: Integers) -> tuple[Integers, Integers]:
-    every = [(e.back, k) for k, own in enumerate(edges) for e in own]
+    every = [(e.back, k) for k, node_edges in enumerate(edges) for e in node_edges]
     size = [int(sizes[k]) for _, k in every]
     return _ranges([place for place, _ in every], size), _ranges([int(begin[k]) for _, k in every], size)
 
@@ -184,7 +184,7 @@ class Messages:
     """`into`: all messages in a row; of each edge those to the first of its nodes, then those to the second."""
 
     def __init__(self, graph: PairGraph, stretch: int = STRETCH) -> None:
-        sizes = [len(own) for own in graph.unary]
+        sizes = [len(costs) for costs in graph.unary]
         self.count = len(sizes)
         pairs = np.array(list(graph.edges), np.int64).reshape(-1, 2)
         self.levels, self.hearer = levels(graph, sweep_order(pairs, len(sizes), stretch))
@@ -192,13 +192,13 @@ class Messages:
 
     def back(self, unary: NodeCosts) -> float:
         """A sweep from the last node to the first; the lower bound."""
-        own = unary.row
-        return sum(self._send(own, level, level.back) for level in self.levels[::-1])
+        row = unary.row
+        return sum(self._send(row, level, level.back) for level in self.levels[::-1])
 
     def on(self, unary: NodeCosts) -> float:
         """A sweep from the first node to the last; the lower bound."""
-        own = unary.row
-        return sum(self._send(own, level, level.on) for level in self.levels)
+        row = unary.row
+        return sum(self._send(row, level, level.on) for level in self.levels)
 
     def _send(self, unary: Floats, level: MessageLevel, sent: LevelSends) -> float:
         """What a level tells in one direction; what it raises the bound by."""
@@ -209,10 +209,10 @@ class Messages:
         if not len(sent.to):
             return total
         belief = (belief - least[level.node]) * level.share[level.node]
-        told = belief[sent.own] - self.into[sent.back]
+        outgoing = belief[sent.own] - self.into[sent.back]
         message = np.empty(len(sent.to))
         for same in sent.widths:
-            each = told[same.own].reshape(-1, len(same.cost)).T
+            each = outgoing[same.own].reshape(-1, len(same.cost)).T
             np.min(same.cost + np.repeat(each, same.heights, axis=1), axis=0, out=message[same.to])
         least = np.minimum.reduceat(message, sent.begin)
         self.into[sent.to] = message - least[sent.edge]
@@ -220,16 +220,16 @@ class Messages:
 
     def beliefs(self, unary: NodeCosts) -> NodeCosts:
         """Of each node what its choices cost with all that it was told."""
-        told = np.bincount(self.hearer, self.into, len(unary.row))
-        return NodeCosts(unary.row + told, unary.ends)
+        received = np.bincount(self.hearer, self.into, len(unary.row))
+        return NodeCosts(unary.row + received, unary.ends)
 
     def rounded(self, unary: NodeCosts) -> Integers:
         """After `back`: each node's best choice given those before it and the messages of those after it."""
         choice = np.zeros(self.count, np.int64)
-        own = unary.row
+        row = unary.row
         for level in self.levels:
-            told = np.bincount(level.hears_back, self.into[level.heard_back], len(level.slots))
-            costs = own[level.slots] + told
+            received = np.bincount(level.hears_back, self.into[level.heard_back], len(level.slots))
+            costs = row[level.slots] + received
             back = level.back
             if len(back.own):
                 first = back.first[back.begin + choice[back.receiver]]

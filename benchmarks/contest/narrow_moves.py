@@ -113,22 +113,22 @@ class NarrowMoves:
                 flips[id(cost)] = np.ascontiguousarray(cost.T)
             self.around[a].append((b, flips[id(cost)]))
             self.around[b].append((a, cost))
-        self.sizes = sizes = [len(own) for own in graph.unary]
+        self.sizes = sizes = [len(costs) for costs in graph.unary]
         self.lonely = np.array([n for n, others in enumerate(self.around) if not others], np.int64)
         self.given = GivenCosts(self.around, sizes)
-        self.costs = {n: {o: cost.T for o, cost in own} for n, own in enumerate(self.around) if own}
+        self.costs = {n: {o: cost.T for o, cost in pairs} for n, pairs in enumerate(self.around) if pairs}
         self.orders: list[NarrowOrder] = []
 
     def changes(self, unary: NodeCosts, choice: Integers, rng: np.random.Generator) -> list[Move]:
         """The best choices of the free nodes of an order, where they are better; the best component first."""
-        found = self._alone(unary, choice)
+        moves = self._alone(unary, choice)
         if self.costs:
-            way = self._order(rng)
+            order = self._order(rng)
             held = np.zeros(len(self.sizes), bool)
-            held[list(way.held)] = True
-            own = NodeCosts(unary.row + self.given.row(choice, held), unary.ends)
-            found += _Elimination(self.costs, way, own, choice.tolist()).moves()
-        return sorted(found, key=lambda move: move.gain)
+            held[list(order.held)] = True
+            node_costs = NodeCosts(unary.row + self.given.row(choice, held), unary.ends)
+            moves += _Elimination(self.costs, order, node_costs, choice.tolist()).moves()
+        return sorted(moves, key=lambda move: move.gain)
 
     def _alone(self, unary: NodeCosts, choice: Integers) -> list[Move]:
         """Of nodes without edges, those whose own costs make another choice better."""
@@ -145,16 +145,16 @@ class NarrowMoves:
         self,
         unary: NodeCosts,
         choice: Integers,
-        kept: NodeChoices,
+        pool: NodeChoices,
         rng: np.random.Generator,
         freed: Sequence[int] = (),
     ) -> list[Move]:
-        """The same over the choices `kept` of each node, ascending, that of `choice` among them; `freed` are held last
+        """The same over the choices `pool` of each node, ascending, that of `choice` among them; `freed` are held last
         of all."""
-        sizes, each = kept.sizes.tolist(), list(kept)
+        sizes, each = pool.sizes.tolist(), list(pool)
         free = {n for n in self.costs if sizes[n] > 1}
         now = [0] * len(each)
-        own, costs = dict[int, Floats](), dict[int, dict[int, Floats]]()
+        node_costs, costs = dict[int, Floats](), dict[int, dict[int, Floats]]()
         for n in sorted(free):
             clock.check()
             some = each[n]
@@ -167,14 +167,14 @@ class NarrowMoves:
                     costs[n][o] = costs[o][n].T
                 else:
                     costs[n][o] = cost[some[:, None], each[o]]
-            own[n] = total
+            node_costs[n] = total
         last = [n for n in freed if n in free]
-        way = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng, last)
-        for n in free - way.held:
-            for o in way.held & costs[n].keys():
-                own[n] = own[n] + costs[n][o][:, now[o]]
-        found = _Elimination(costs, way, own, now).moves()
-        back = [Move(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in found]
+        order = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng, last)
+        for n in free - order.held:
+            for o in order.held & costs[n].keys():
+                node_costs[n] = node_costs[n] + costs[n][o][:, now[o]]
+        moves = _Elimination(costs, order, node_costs, now).moves()
+        back = [Move(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in moves]
         return sorted(back, key=lambda move: move.gain)
 
     def _order(self, rng: np.random.Generator) -> NarrowOrder:
@@ -187,24 +187,24 @@ class NarrowMoves:
             count = min(len(nodes), int(rng.integers(1, _FREED + 1)))
             freed = rng.choice(nodes, count, replace=False, p=weight / weight.sum()).tolist()
         entries, noise = float(rng.choice(_ENTRIES)), float(rng.choice(_NOISE))
-        found = narrow_order(self.costs, self.sizes, entries, noise, rng, freed)
-        self.orders = [*self.orders[1 - _ORDERS :], found]
-        return found
+        order = narrow_order(self.costs, self.sizes, entries, noise, rng, freed)
+        self.orders = [*self.orders[1 - _ORDERS :], order]
+        return order
 
 
 class _Elimination:
-    """The free nodes of an order, while the others have the choices `now`, with which `own` are the nodes' costs."""
+    """The free nodes of an order, while the others have the choices `now`, with which `unary` are the nodes' costs."""
 
     def __init__(
         self,
         costs: dict[int, dict[int, Floats]],
-        way: NarrowOrder,
-        own: NodeCosts | dict[int, Floats],
+        order: NarrowOrder,
+        unary: NodeCosts | dict[int, Floats],
         now: list[int],
     ) -> None:
-        self.costs, self.way, self.now = costs, way, now
-        self.own = {n: own[n] for n, _ in way.order}
-        self.place = {n: i for i, (n, _) in enumerate(way.order)}
+        self.costs, self.way, self.now = costs, order, now
+        self.own = {n: unary[n] for n, _ in order.order}
+        self.place = {n: i for i, (n, _) in enumerate(order.order)}
         self.used: list[list[_Factor]] = []  # of each node of the order: what it went with, messages to it too
         self.least: dict[int, float] = {}  # of the last node of each component: the least cost of all of it
 
@@ -220,27 +220,27 @@ class _Elimination:
             members.setdefault(top, []).append(n)
             edges = [cost[self.now[n], self.now[o]] for o, cost in self.costs[n].items() if o in root]
             before[top] = before.get(top, 0.0) + float(self.own[n][self.now[n]]) + float(sum(edges))
-        found = []
+        moves = []
         for top, nodes in members.items():
             old, new = before[top], self.least[top]
             moved = [n for n in nodes if picked[n] != self.now[n]]
             better = math.isfinite(new) and not (math.isfinite(old) and new >= old - 1e-12 * abs(old))
             if moved and better:
-                found += self.pieces(moved, picked) if math.isfinite(old) else [self.move(new - old, moved, picked)]
-        return found
+                moves += self.pieces(moved, picked) if math.isfinite(old) else [self.move(new - old, moved, picked)]
+        return moves
 
     def move(self, gain: float, nodes: list[int], picked: dict[int, int]) -> Move:
         return Move(gain, nodes, [picked[n] for n in nodes])
 
     def pieces(self, moved: list[int], picked: dict[int, int]) -> list[Move]:
         """Nodes that change and are not connected by others that do: each such piece is a proposal by itself."""
-        left, found = set(moved), []
+        left, moves = set(moved), []
         while left:
             piece = [left.pop()]
             gain = 0.0
             for n in piece:
-                old, new, own = self.now[n], picked[n], self.own[n]
-                gain += float(own[new] - own[old])
+                old, new, costs = self.now[n], picked[n], self.own[n]
+                gain += float(costs[new] - costs[old])
                 for o, cost in self.costs[n].items():
                     if o not in picked:
                         continue
@@ -249,8 +249,8 @@ class _Elimination:
                     if o in left:
                         left.remove(o)
                         piece.append(o)
-            found.append(self.move(gain, piece, picked))
-        return found
+            moves.append(self.move(gain, piece, picked))
+        return moves
 
     def run(self) -> None:
         """Node after node, each a table over those that it leaves; the table goes on to the first of them to go."""
@@ -274,8 +274,8 @@ class _Elimination:
                 continue
             first = min(range(len(others)), key=lambda k: self.place[others[k]])
             before, after = range(first), range(first + 1, len(others))
-            rest = others[:first] + others[first + 1 :]
-            waiting[self.place[others[first]]].append(_Factor(rest, table.transpose(first, *before, *after)))
+            remaining = others[:first] + others[first + 1 :]
+            waiting[self.place[others[first]]].append(_Factor(remaining, table.transpose(first, *before, *after)))
 
     def picked(self) -> dict[int, int]:
         """The choices of the least cost, those of `now` where they are as good."""

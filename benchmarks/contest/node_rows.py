@@ -83,7 +83,7 @@ class GivenCosts:
     (neighbour, cost (its choices, choices of n)) of every edge of n."""
 
     def __init__(self, around: Sequence[Sequence[tuple[int, Floats]]], sizes: Sequence[int]) -> None:
-        edges = [(n, other, cost) for n, own in enumerate(around) for other, cost in own]
+        edges = [(n, other, cost) for n, neighbours in enumerate(around) for other, cost in neighbours]
         tables = {id(cost): cost for _, _, cost in edges}
         ends = np.append(0, np.cumsum(np.array([cost.size for cost in tables.values()], np.int64)))
         begin = dict(zip(tables, ends.tolist(), strict=False))
@@ -100,5 +100,5 @@ class GivenCosts:
         width = self.width[of]
         number = np.arange(width.sum()) - np.repeat(np.cumsum(width) - width, width)
         place = np.repeat(self.first[of] + choice[self.other[of]] * width, width) + number
-        given = np.bincount(np.repeat(self.slot[of], width) + number, self.entries[place], self.count)
-        return given.astype(np.float64, copy=False)  # without an edge numpy counts in whole numbers
+        row = np.bincount(np.repeat(self.slot[of], width) + number, self.entries[place], self.count)
+        return row.astype(np.float64, copy=False)  # without an edge numpy counts in whole numbers

@@ -103,9 +103,9 @@ class Matrices:
 
     def flip(self, matrix: int) -> int:
         """Its transpose."""
-        found = int(self._once(("flip", matrix), lambda: self.number(self.arrays[matrix].T)))
-        self._known.setdefault(("flip", found), matrix)
-        return found
+        flipped = int(self._once(("flip", matrix), lambda: self.number(self.arrays[matrix].T)))
+        self._known.setdefault(("flip", flipped), matrix)
+        return flipped
 
     def sum(self, a: int, b: int) -> int:
         return int(self._once(("sum", min(a, b), max(a, b)), lambda: self.number(self.arrays[a] + self.arrays[b])))
@@ -118,11 +118,11 @@ class Matrices:
         """Which rows have a finite entry, as flags; None: all."""
 
         def flags() -> NDArray[np.bool_] | None:
-            found = np.atleast_1d(np.isfinite(self.arrays[matrix]).any(axis=1))
-            return None if found.all() else found
+            finite = np.atleast_1d(np.isfinite(self.arrays[matrix]).any(axis=1))
+            return None if finite.all() else finite
 
-        found: NDArray[np.bool_] | None = self._once(("partner", matrix), flags)
-        return found
+        allowed: NDArray[np.bool_] | None = self._once(("partner", matrix), flags)
+        return allowed
 
     def decided(self, matrix: int) -> Integers | None:
         """The one allowed row of every column; None where a column allows another number than one."""
@@ -131,8 +131,8 @@ class Matrices:
             finite = np.isfinite(self.arrays[matrix])
             return finite.argmax(axis=0) if (finite.sum(axis=0) == 1).all() else None
 
-        found: Integers | None = self._once(("decided", matrix), row)
-        return found
+        rows: Integers | None = self._once(("decided", matrix), row)
+        return rows
 
     def news(self, matrix: int) -> bool:
         """Whether the node of its rows has something to do: a row without partner, or rows that columns decide."""
@@ -241,8 +241,8 @@ class _Contraction:
         *_, other, matrix = min(deciding)
         of = self.matrices.decided(matrix)
         assert of is not None
-        own = self.matrices.arrays[matrix]
-        self.unary[other] = self.unary[other] + own[of, np.arange(len(of))] + self.unary[n][of]
+        costs = self.matrices.arrays[matrix]
+        self.unary[other] = self.unary[other] + costs[of, np.arange(len(of))] + self.unary[n][of]
         key = of.tobytes()
         del self.edges[other][n]
         for third, edge in self.edges[n].items():

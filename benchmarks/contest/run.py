@@ -43,8 +43,8 @@ _SPARE = 2.0  # seconds for writing the answer down and checking it
 def published(folder: Path) -> dict[str, float]:
     """Instance -> published best cost, from the table of the folder's README."""
     text = (folder / "README.md").read_text()
-    found = re.findall(r"^\|\s*(\w+)\s*\|\s*[\d,]+\s*\|[^|]*\|[^|]*\|\s*([\d,]+)[^|]*\|", text, re.MULTILINE)
-    return {name: float(cost.replace(",", "")) for name, cost in found}
+    matches = re.findall(r"^\|\s*(\w+)\s*\|\s*[\d,]+\s*\|[^|]*\|[^|]*\|\s*([\d,]+)[^|]*\|", text, re.MULTILINE)
+    return {name: float(cost.replace(",", "")) for name, cost in matches}
 
 
 def measure(path: str, name: str, best: float | None, seconds: float, cpu: bool) -> str:
@@ -54,21 +54,21 @@ def measure(path: str, name: str, best: float | None, seconds: float, cpu: bool)
     try:
         problem = asplos_format.read(path)
         with interruptible(clock):
-            found = search(problem, clock)
+            solution = search(problem, clock)
     except UserError as error:
         return f"| {name} | {error.message} |"
     taken = time.perf_counter() - wall
-    assert found.objective == objective(problem, found.choice), "the cost is not that of the choices"
-    assert memory(problem, found.choice).max() <= problem.capacity_bytes, "the plan does not fit"
+    assert solution.objective == objective(problem, solution.choice), "the cost is not that of the choices"
+    assert memory(problem, solution.choice).max() <= problem.capacity_bytes, "the plan does not fit"
     return harness.cells(
         name,
         f"{len(problem.nodes):,}",
         f"{sum(len(node.seconds) for node in problem.nodes):,}",
         f"{len(problem.values):,}",
-        f"{found.objective:,.0f}",
-        f"{found.objective / best:.5f}" if best else "",
-        f"{found.lower_bound:,.0f}",
-        f"{found.objective / found.lower_bound - 1:.2%}" if found.lower_bound > 0 else "none",
+        f"{solution.objective:,.0f}",
+        f"{solution.objective / best:.5f}" if best else "",
+        f"{solution.lower_bound:,.0f}",
+        f"{solution.objective / solution.lower_bound - 1:.2%}" if solution.lower_bound > 0 else "none",
         f"{taken:.1f}",
         f"{time.process_time():.1f}",
         f"{harness.peak_gib():.2f}",
@@ -89,8 +89,8 @@ def main() -> None:
     if unknown := [name for name in names if name not in paths]:
         parser.error(f"no instance {', '.join(unknown)} in {options.folder}: there are {', '.join(paths) or 'none'}")
     best = published(options.folder)
-    asked = ((str(paths[name]), name, best.get(name), options.seconds, options.cpu) for name in names)
-    lines = (harness.measured("contest.run", *given) for given in asked)
+    requests = ((str(paths[name]), name, best.get(name), options.seconds, options.cpu) for name in names)
+    lines = (harness.measured("contest.run", *request) for request in requests)
     limit = f"At most {options.seconds:g} s of {'CPU' if options.cpu else 'wall'} time each, reading included; "
     harness.publish(options, "contest", HEADER, lines, 1, head=limit)
 

@@ -38,20 +38,20 @@ class Closed(NamedTuple):
 
 
 class SectionProgram:
-    """The core over the choices `kept`, without memory rows at first.
+    """The core over the choices `choices`, without memory rows at first.
 
     `value`: of the best plan, less the core's constant; inf where there is none.
     """
 
-    def __init__(self, core: Inner, kept: Sequence[Integers], clock: Clock, value: float) -> None:
-        self.core, self.kept, self.clock = core, kept, clock
-        self.model = linear(_problem(core.graph), kept)
-        typical = value if math.isfinite(value) else float(self.model.cost.mean()) * len(kept)
+    def __init__(self, core: Inner, choices: Sequence[Integers], clock: Clock, value: float) -> None:
+        self.core, self.kept, self.clock = core, choices, clock
+        self.model = linear(_problem(core.graph), choices)
+        typical = value if math.isfinite(value) else float(self.model.cost.mean()) * len(choices)
         self.highs = Highs(self.model, clock, typical, Pace(2))
         self.times: list[int] = []
-        slots = np.concatenate([np.zeros(0, np.int64), *kept])
-        begin = np.append(0, core.items.ends[:-1]) if len(kept) else np.zeros(0, np.int64)
-        self.slots = slots + np.repeat(begin, [len(some) for some in kept])
+        slots = np.concatenate([np.zeros(0, np.int64), *choices])
+        begin = np.append(0, core.items.ends[:-1]) if len(choices) else np.zeros(0, np.int64)
+        self.slots = slots + np.repeat(begin, [len(some) for some in choices])
 
     def limit(self, times: Sequence[int]) -> None:
         """Rows for more times, in units of the capacity."""
@@ -101,12 +101,12 @@ class SectionProgram:
     def overflows(self, alive: Floats) -> list[int]:
         """The worst times without a row, one in each window."""
         most = self.core.items.capacity * (1 + _SLACK)
-        found = []
+        times = []
         for window in np.array_split(np.arange(len(alive)), _WINDOWS):
             worst = int(window[np.argmax(alive[window])]) if len(window) else 0
             if len(window) and alive[worst] > most and worst not in self.times:
-                found.append(worst)
-        return found
+                times.append(worst)
+        return times
 
     def choice(self, x: Floats) -> Integers:
         return np.array(self.model.picked(x), np.int64)
@@ -116,15 +116,15 @@ class SectionProgram:
         bound, best = -math.inf, start
         for _ in range(_ROUNDS):
             columns = self.model.columns_of(start.tolist()) if start is not None else None
-            found = self.highs.integer(columns, _NODES, 0.0)
-            bound = max(bound, found.bound)
-            if found.x is None:
-                return Closed(best, math.inf if found.done else bound, found.done)
-            choice = self.choice(found.x)
+            solution = self.highs.integer(columns, _NODES, 0.0)
+            bound = max(bound, solution.bound)
+            if solution.x is None:
+                return Closed(best, math.inf if solution.done else bound, solution.done)
+            choice = self.choice(solution.x)
             if self.core.fits(choice):
                 if best is None or self.core.cost(choice) < self.core.cost(best):
                     best = choice
-                return Closed(best, bound, found.done)
+                return Closed(best, bound, solution.done)
             alive = self.core.items.alive(choice)
             times = self.overflows(alive) or [t for t in [int(np.argmax(alive))] if t not in self.times]
             if self.clock.over:
@@ -145,17 +145,17 @@ def undercut(model: Linear, relaxed: Relaxed, value: float) -> list[Integers]:
     ]
 
 
-def entries(graph: PairGraph, kept: Sequence[Integers] | None = None) -> int:
+def entries(graph: PairGraph, choices: Sequence[Integers] | None = None) -> int:
     """Edge variables of the program."""
-    sizes = [len(own) for own in graph.unary] if kept is None else [len(some) for some in kept]
+    sizes = [len(costs) for costs in graph.unary] if choices is None else [len(some) for some in choices]
     return sum(sizes[a] * sizes[b] for a, b in graph.edges)
 
 
 def _problem(graph: PairGraph) -> Problem:
     """The graph as a problem without memory."""
-    none = {size: np.zeros(size) for size in {len(own) for own in graph.unary}}
+    none = {size: np.zeros(size) for size in {len(costs) for costs in graph.unary}}
     each = {size: np.arange(size) for size in none}
-    nodes = tuple(Node(f"{n}", own, none[len(own)]) for n, own in enumerate(graph.unary))
+    nodes = tuple(Node(f"{n}", costs, none[len(costs)]) for n, costs in enumerate(graph.unary))
     values = []
     for (a, b), cost in graph.edges.items():
         rows, columns = cost.shape

@@ -108,14 +108,14 @@ def check(
 
 def state(folder: Path) -> dict[str, bytes | str]:
     """Every file with its content, every other thing with its kind; torch's own caches left out."""
-    found: dict[str, bytes | str] = {}
+    entries: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if "__pycache__" in name or "torchinductor" in name:
             continue
         plain = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 22
-        found[name] = path.read_bytes() if plain else "folder" if path.is_dir() else "other"
-    return found
+        entries[name] = path.read_bytes() if plain else "folder" if path.is_dir() else "other"
+    return entries
 
 
 # --- what is damaged ---

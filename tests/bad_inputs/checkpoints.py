@@ -53,34 +53,34 @@ def index(change: Callable[[Metadata], Any]) -> Damage:
     """The index with a change; where that returns something, this instead."""
 
     def damage(folder: Path) -> None:
-        made = dcp.FileSystemReader(folder).read_metadata()
-        other = change(made)
-        (folder / ".metadata").write_bytes(pickle.dumps(made if other is None else other))
+        meta = dcp.FileSystemReader(folder).read_metadata()
+        other = change(meta)
+        (folder / ".metadata").write_bytes(pickle.dumps(meta if other is None else other))
 
     return damage
 
 
 def held(name: str, change: Callable[[Any], None]) -> Damage:
     """The entry of one tensor changed."""
-    return index(lambda made: change(made.state_dict_metadata[name]))
+    return index(lambda meta: change(meta.state_dict_metadata[name]))
 
 
 def place(**values: Any) -> Damage:
     """Where one tensor lies."""
 
-    def change(made: Metadata) -> None:
-        assert made.storage_data is not None
-        for own, info in made.storage_data.items():
-            if own.fqn == KEY:
+    def change(meta: Metadata) -> None:
+        assert meta.storage_data is not None
+        for entry, info in meta.storage_data.items():
+            if entry.fqn == KEY:
                 for key, value in values.items():
                     setattr(info, key, value)
 
     return index(change)
 
 
-def as_bytes(made: Metadata) -> None:
+def as_bytes(meta: Metadata) -> None:
     """torch unpickles an entry of bytes without a check."""
-    made.state_dict_metadata[KEY] = BytesStorageMetadata()
+    meta.state_dict_metadata[KEY] = BytesStorageMetadata()
 
 
 def tensors(content: bytes | None) -> Damage:
@@ -111,8 +111,8 @@ def saved(name: str, value: Any) -> Damage:
 
 def each(*damages: Damage) -> Damage:
     def damage(folder: Path) -> None:
-        for own in damages:
-            own(folder)
+        for change in damages:
+            change(folder)
 
     return damage
 
@@ -134,7 +134,7 @@ def training(**values: Any) -> Damage:
 
 
 def _clear(name: str) -> Callable[[Metadata], None]:
-    return lambda made: setattr(made, name, None)
+    return lambda meta: setattr(meta, name, None)
 
 
 _INDEX, _SHARD = ".metadata", "__0_0.distcp"
@@ -148,10 +148,10 @@ INDEXES = [
     Row("torch.load", f"torch.serialization.load, {_NOT_PART}", text(_INDEX, pickle.dumps(Runs(torch.load, "x")))),
     Row("getattr", "expected Metadata", text(_INDEX, pickle.dumps(Runs(getattr, Metadata, "__init__")))),
     Row("a module of torch", f"torch._dynamo, {_NOT_PART}", text(_INDEX, b"ctorch\n_dynamo\n.")),
-    Row("in the names", f"posix.system, {_NOT_PART}", index(lambda made: setattr(made, "planner_data", Runs()))),
-    Row("in the storage", f"posix.system, {_NOT_PART}", index(lambda made: setattr(made, "storage_data", {1: Runs()}))),
-    Row("in a size", f"posix.system, {_NOT_PART}", held(KEY, lambda own: setattr(own, "size", Runs()))),
-    Row("in a version", f"posix.system, {_NOT_PART}", index(lambda made: setattr(made, "version", Runs()))),
+    Row("in the names", f"posix.system, {_NOT_PART}", index(lambda meta: setattr(meta, "planner_data", Runs()))),
+    Row("in the storage", f"posix.system, {_NOT_PART}", index(lambda meta: setattr(meta, "storage_data", {1: Runs()}))),
+    Row("in a size", f"posix.system, {_NOT_PART}", held(KEY, lambda entry: setattr(entry, "size", Runs()))),
+    Row("in a version", f"posix.system, {_NOT_PART}", index(lambda meta: setattr(meta, "version", Runs()))),
     Row("code as an entry", f"lacks {KEY}", each(index(as_bytes), tensors(pickle.dumps(Runs()))), ("resume",)),
     Row("bytes as an entry", "lacks head.weight", index(as_bytes), ("convert",)),
     Row("an empty index", "is damaged: Ran out of input", text(_INDEX, "")),
@@ -160,7 +160,7 @@ INDEXES = [
     Row("a BOM", "is damaged", text(_INDEX, "\ufeff")),
     Row("truncated", "is damaged", half(_INDEX)),
     Row("a dict", "it has dict, expected Metadata", index(lambda _: {"state_dict_metadata": {}})),
-    Row("another record", "expected Metadata", index(lambda made: made.storage_meta)),
+    Row("another record", "expected Metadata", index(lambda meta: meta.storage_meta)),
     Row("deep", "is damaged", text(_INDEX, b"(" * 100_000)),
     Row("no storage", "it has NoneType, expected dict", index(_clear("storage_data"))),
     Row("no tensors", "it has NoneType, expected dict", index(_clear("state_dict_metadata"))),
@@ -172,11 +172,11 @@ INDEXES = [
     Row("a place beyond", "can't be read", place(offset=10**15)),
     Row("a place of text", "it has str, expected int", place(length="9")),
     Row("transforms", "its tensors are transformed", place(transform_descriptors=["zlib"])),
-    Row("another shape", "head.weight", held(KEY, lambda own: setattr(own, "size", torch.Size([3, 3])))),
-    Row("a huge shape", "head.weight", held(KEY, lambda own: setattr(own, "size", torch.Size([10**9, 10**9])))),
-    Row("a shape as a list", "it has list, expected Size", held(KEY, lambda own: setattr(own, "size", [11, 8]))),
-    Row("a negative shape", "a size is (-1,)", held(KEY, lambda own: setattr(own, "size", torch.Size([-1])))),
-    Row("chunks of text", "it has str, expected list", held(KEY, lambda own: setattr(own, "chunks", "no"))),
+    Row("another shape", "head.weight", held(KEY, lambda entry: setattr(entry, "size", torch.Size([3, 3])))),
+    Row("a huge shape", "head.weight", held(KEY, lambda entry: setattr(entry, "size", torch.Size([10**9, 10**9])))),
+    Row("a shape as a list", "it has list, expected Size", held(KEY, lambda entry: setattr(entry, "size", [11, 8]))),
+    Row("a negative shape", "a size is (-1,)", held(KEY, lambda entry: setattr(entry, "size", torch.Size([-1])))),
+    Row("chunks of text", "it has str, expected list", held(KEY, lambda entry: setattr(entry, "chunks", "no"))),
     Row("a folder", "it has no file .metadata", thing(_INDEX, "folder")),
     Row("a FIFO", "it has no file .metadata", fifo(_INDEX)),
 ]  # fmt: skip

@@ -157,9 +157,9 @@ GRAPHS = [
     _graph("registrations", [{**_OPERATOR, "targets": ["x'); import os; ('"]}], "not namespace.name"),
     *(
         _graph(
-            "recipes", _recipe(target, *given), f"the recipe of h.0.fc.weight: {target} is none that a graph may call"
+            "recipes", _recipe(target, *args), f"the recipe of h.0.fc.weight: {target} is none that a graph may call"
         )
-        for target, *given in (
+        for target, *args in (
             ("aten.from_file.default", "planted", True, 4),
             ("aten.from_file.out", "planted", True, 4),
             ("aten.set_.source_Storage",),

@@ -44,24 +44,24 @@ def opened(launched: Any, html: str, folder: Path, **context: Any) -> Iterator[O
     """The page as a file in a window of its own; every problem it logs and every request are noted."""
     path = folder / "page.html"
     path.write_text(html, encoding="utf-8")
-    own = launched.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-    result = Opened(own.new_page())
+    window = launched.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+    result = Opened(window.new_page())
     noted = result.problems
     result.page.on("console", lambda message: noted.append(message.text) if message.type == "error" else None)
     result.page.on("pageerror", lambda error: noted.append(str(error)))
     result.page.on("request", lambda request: result.requests.append(request.url))
     result.page.goto(path.as_uri())
     yield result
-    own.close()
+    window.close()
 
 
 def with_data(html: str, changed: dict[str, Any]) -> str:
     """The page with other numbers to draw."""
     text = json.dumps(changed).replace("<", "\\u003c")
-    return DATA.sub(lambda found: f"{found[1]}{text}{found[3]}", html)
+    return DATA.sub(lambda match: f"{match[1]}{text}{match[3]}", html)
 
 
 def data_of(html: str) -> dict[str, Any]:
-    found = DATA.search(html)
-    assert found
-    return json.loads(found[2])
+    match = DATA.search(html)
+    assert match
+    return json.loads(match[2])

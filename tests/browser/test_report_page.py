@@ -54,12 +54,12 @@ def many_events() -> Timeline:
         module = f"model.layers.{n * 96 // MANY}.{'attn' if n % 40 < 20 else 'mlp'}.{'abcdefgh'[n % 8]}"
         if n % 8 == 7:
             talk = {"collective": "all_reduce", "axes": ("dp", "tp")[: 1 + n % 16 // 8]}
-            own = Event(f"all_reduce {n}", "communication dp", n * 1e-6, 9e-7, "forward", 1e6, module, "sums", None,
+            event = Event(f"all_reduce {n}", "communication dp", n * 1e-6, 9e-7, "forward", 1e6, module, "sums", None,
                         (n - 1,), **talk)  # type: ignore[arg-type] # fmt: skip
         else:
             phase: Any = "forward" if n < MANY // 3 else "backward"
-            own = Event(f"op {n}", "compute", n * 1e-6, 9e-7, phase, 1e6, module, "", None, (n - 1,) if n else ())
-        events.append(own)
+            event = Event(f"op {n}", "compute", n * 1e-6, 9e-7, phase, 1e6, module, "", None, (n - 1,) if n else ())
+        events.append(event)
     busy = (("compute", 0.0), ("communication dp", 0.0), ("communication tp", 0.0))
     memory = ((0.0, 1e9),)
     return Timeline(tuple(events), MANY * 1e-6, busy, memory, 1e9, 0.0, (), 1e9, tuple(n * 1e-6 for n in range(MANY)))
@@ -161,8 +161,8 @@ def test_search_finds_and_goes_there(chromium: Any, html: str, tmp_path: Path) -
         pairs = zip(data["name"], data["reason"], strict=True)
         said = [f"{data['names'][name]} {data['reasons'][reason]}" for name, reason in pairs]
         page.locator("#search").fill(wanted.upper())
-        found = page.locator("#search-count").inner_text().split()[0]
-        assert found == str(sum(wanted in words for words in said)) != "0"
+        count = page.locator("#search-count").inner_text().split()[0]
+        assert count == str(sum(wanted in words for words in said)) != "0"
         page.locator("#search").press("Enter")
         assert wanted in page.locator("#panel h3").inner_text()
         page.locator("#search").fill("nothing is called so")
@@ -182,15 +182,15 @@ def test_a_joint_collective_stands_on_each_of_its_axes(
         assert all(f"communication {axis}" in panel for axis in joint[0].axes)
         page.locator("#timeline").scroll_into_view_if_needed()
         box = page.locator("#timeline").bounding_box()
-        found = 0
+        count = 0
         tip = page.locator("#tooltip")
         for y in range(20, int(box["height"]), 10):
             for x in range(140, int(box["width"]), 60):
                 page.mouse.move(box["x"] + x, box["y"] + y)
                 if tip.is_visible() and tip.inner_text().startswith(joint[0].name):
-                    found += 1
+                    count += 1
                     break
-        assert found >= 2 * 2  # two rows of 26 pixels, a look every 10
+        assert count >= 2 * 2  # two rows of 26 pixels, a look every 10
 
 
 def test_what_nothing_hides_is_what_python_says(chromium: Any, made: SimulatedPlan, html: str) -> None:
@@ -223,12 +223,12 @@ def test_memory_lists_what_is_alive(chromium: Any, html: str, made: SimulatedPla
 
 
 def with_many_events(html: str) -> str:
-    given = data_of(html) | series(many_events())
-    given["memory"] |= {
+    data = data_of(html) | series(many_events())
+    data["memory"] |= {
         "starts": [10_000] * MANY, "name": [0] * MANY, "kind": [n % 8 for n in range(MANY)],
         "bytes": [1000 + n % 977 for n in range(MANY)], "first": [0] + [1] * (MANY - 1), "length": [0] * MANY,
     }  # fmt: skip
-    return with_data(html, given)
+    return with_data(html, data)
 
 
 def test_a_frame_costs_as_much_as_there_are_pixels(chromium: Any, html: str, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_hundred_thousand_events(chromium: Any, html: str, tmp_path: Path) -> 
     """First picture in 0.3 s; while panning and zooming 8 ms of script a frame in the median, 16 ms at the 95th
     percentile. Other work on this machine makes single tries slower: the best of three counts."""
     tries = [measured(chromium, with_many_events(html), tmp_path) for _ in range(3)]
-    first, median, late = (min(own[n] for own in tries) for n in range(3))
+    first, median, late = (min(timings[n] for timings in tries) for n in range(3))
     print(f"first {first:.1f} ms, median {median:.2f} ms, 95th percentile {late:.2f} ms")
     assert first < 300 and median < 8 and late < 16, tries
 
@@ -298,8 +298,8 @@ def test_contrast_names_and_keyboard(chromium: Any, html: str, tmp_path: Path, s
             item.evaluate("(own) => { own.open = true; }")
         page.mouse.click(*operator_place(page))
         page.locator("#show-peak").click()
-        found = axe.Axe().run(page)
-        said = [(v["id"], v["nodes"][0]["html"][:200]) for v in found.response["violations"]]
+        audit = axe.Axe().run(page)
+        said = [(v["id"], v["nodes"][0]["html"][:200]) for v in audit.response["violations"]]
         assert said == []
 
 
@@ -331,13 +331,13 @@ def test_tables_sort_and_filter(chromium: Any, html: str, tmp_path: Path) -> Non
         assert filters.count() > 0
         for item in page.locator("details").all():
             item.evaluate("(own) => { own.open = true; }")
-        own = page.locator("label.filter + .scroll").first
-        before = own.locator("tbody tr:visible").count()
-        text = own.locator("tbody tr").first.locator("td").nth(1).inner_text()
+        scroll = page.locator("label.filter + .scroll").first
+        before = scroll.locator("tbody tr:visible").count()
+        text = scroll.locator("tbody tr").first.locator("td").nth(1).inner_text()
         filters.first.fill(text)
-        assert 0 < own.locator("tbody tr:visible").count() < before
+        assert 0 < scroll.locator("tbody tr:visible").count() < before
         filters.first.fill("no such text")
-        assert own.locator("tbody tr:visible").count() == 0
+        assert scroll.locator("tbody tr:visible").count() == 0
 
 
 def test_a_phone_shows_every_column(chromium: Any, html: str, tmp_path: Path) -> None:
@@ -370,9 +370,9 @@ def test_ninety_six_layers_on_sixty_four_devices(chromium: Any, tmp_path: Path) 
     graph = capture("examples/gpt2.py:build", sizes)
     hardware = load_hardware("a100-80g-sxm")
     plan = search(graph, hardware, SearchRequest(Mesh.parse("dp=8,tp=8")))
-    made = simulate_plan(plan, graph, hardware)
-    page = package_files.package_files(made, ReportExtras(style_plans(plan, graph, hardware)))["report.html"]
-    print(f"{len(page.encode()) / 1e6:.2f} MB, {len(made.timeline.events)} events")
+    simulated = simulate_plan(plan, graph, hardware)
+    page = package_files.package_files(simulated, ReportExtras(style_plans(plan, graph, hardware)))["report.html"]
+    print(f"{len(page.encode()) / 1e6:.2f} MB, {len(simulated.timeline.events)} events")
     assert len(page.encode()) < 2e6
     with opened(chromium, page, tmp_path) as shown:
         shown.page.wait_for_function("autoshardTiming.first > 0")

@@ -20,9 +20,9 @@ class Task(nn.Module):
         self.model, self.names, self.result, self.fixed = model, names, result, fixed
 
     def forward(self, *inputs: Tensor) -> Any:
-        given = dict(zip(self.names, inputs, strict=True))
-        found = self.model(**given, **self.fixed)
-        return found.loss if found.loss is not None else getattr(found, self.result)
+        named = dict(zip(self.names, inputs, strict=True))
+        outputs = self.model(**named, **self.fixed)
+        return outputs.loss if outputs.loss is not None else getattr(outputs, self.result)
 
 
 def tokens(batch: int, sequence: int, high: int = VOCABULARY) -> Tensor:

@@ -19,9 +19,9 @@ class Denoiser(nn.Module):
         self.model, self.names = model, names
 
     def forward(self, sample: Tensor, *others: Tensor) -> Any:
-        given = dict(zip(self.names, others, strict=False))
-        (found,) = self.model(sample, **given, return_dict=False)
-        return found if len(others) == len(self.names) else F.mse_loss(found[:, : sample.shape[1]], others[-1])
+        named = dict(zip(self.names, others, strict=False))
+        (predicted,) = self.model(sample, **named, return_dict=False)
+        return predicted if len(others) == len(self.names) else F.mse_loss(predicted[:, : sample.shape[1]], others[-1])
 
 
 def _steps(batch: int) -> Tensor:
@@ -75,9 +75,9 @@ class Autoencoder(nn.Module):
 
     def forward(self, pixels: Tensor, noise: Tensor) -> Any:
         latent = self.model.encode(pixels).latent_dist
-        found = self.model.decode(latent.mean + latent.std * noise).sample
+        decoded = self.model.decode(latent.mean + latent.std * noise).sample
         divergence = 0.5 * (latent.mean.pow(2) + latent.var - 1.0 - latent.logvar).mean()
-        return F.mse_loss(found, pixels) + 1e-2 * divergence
+        return F.mse_loss(decoded, pixels) + 1e-2 * divergence
 
 
 def diffusers_vae(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
@@ -97,6 +97,6 @@ def diffusers_sd3(batch: int = 4, size: int = 8, loss: bool = True) -> Built:
     sizes |= {"num_attention_heads": 4, "joint_attention_dim": 16, "caption_projection_dim": 32, "out_channels": 4}
     model = diffusers.SD3Transformer2DModel(**sizes, pooled_projection_dim=16, pos_embed_max_size=8)
     names = ("encoder_hidden_states", "pooled_projections", "timestep")
-    given = (torch.randn(batch, 6, 16), torch.randn(batch, 16), _steps(batch))
+    conditions = (torch.randn(batch, 6, 16), torch.randn(batch, 16), _steps(batch))
     noise = (images(batch, size, 4),) if loss else ()
-    return Denoiser(model, names), (images(batch, size, 4), *given, *noise)
+    return Denoiser(model, names), (images(batch, size, 4), *conditions, *noise)

@@ -21,14 +21,14 @@ class Judged(nn.Module):
         super().__init__()
         self.model, self.inputs = model, inputs
 
-    def forward(self, *given: Tensor) -> Any:
-        found = self.model(*given[: self.inputs])
-        if len(given) == self.inputs:
-            return found
-        target = given[-1]
+    def forward(self, *inputs: Tensor) -> Any:
+        predicted = self.model(*inputs[: self.inputs])
+        if len(inputs) == self.inputs:
+            return predicted
+        target = inputs[-1]
         if target.is_floating_point():
-            return F.mse_loss(found, target)
-        return F.cross_entropy(found.reshape(-1, found.shape[-1]), target.reshape(-1))
+            return F.mse_loss(predicted, target)
+        return F.cross_entropy(predicted.reshape(-1, predicted.shape[-1]), target.reshape(-1))
 
 
 def _judged(model: nn.Module, inputs: tuple[Tensor, ...], target: Tensor, loss: bool) -> Built:
@@ -72,9 +72,9 @@ class Retention(nn.Module):
         q, k, v = (_heads(part(x), self.heads) for part in (self.q, self.k, self.v))
         scores = self.turned(q) @ self.turned(k * k.shape[-1] ** -0.5).transpose(-1, -2) * self.mask
         scores = scores / scores.detach().abs().sum(-1, keepdim=True).clamp(min=1)
-        found = (scores @ v).transpose(1, 2).flatten(2)
-        found = self.norm(found.flatten(0, 1)).view_as(x)
-        return self.out(F.silu(self.g(x)) * found)
+        mixed = (scores @ v).transpose(1, 2).flatten(2)
+        mixed = self.norm(mixed.flatten(0, 1)).view_as(x)
+        return self.out(F.silu(self.g(x)) * mixed)
 
 
 class RetNet(nn.Module):
@@ -157,8 +157,8 @@ class Graphormer(nn.Module):
 
 
 def graphormer(batch: int = 4, nodes: int = 7, layers: int = 2, loss: bool = True) -> Built:
-    given = (tokens(batch, nodes, 9), tokens(batch, nodes, 5), torch.randint(0, 6, (batch, nodes, nodes)))
-    return _judged(Graphormer(9, 5, 6, layers), given, torch.randint(0, CLASSES, (batch,)), loss)
+    inputs = (tokens(batch, nodes, 9), tokens(batch, nodes, 5), torch.randint(0, 6, (batch, nodes, nodes)))
+    return _judged(Graphormer(9, 5, 6, layers), inputs, torch.randint(0, CLASSES, (batch,)), loss)
 
 
 # --- XCiT (arXiv 2106.09681): attention between channels -------------------------------------------------------------
@@ -245,11 +245,11 @@ class TwinsAttention(nn.Module):
             keys = self.norm(self.small(x.permute(0, 3, 1, 2)).flatten(2).transpose(1, 2))
             x = x.reshape(b, h * w, c)
         k, v = (_heads(part) for part in self.kv(keys).chunk(2, -1))
-        found = self.out(F.scaled_dot_product_attention(_heads(self.q(x)), k, v).transpose(1, 2).flatten(2))
+        attended = self.out(F.scaled_dot_product_attention(_heads(self.q(x)), k, v).transpose(1, 2).flatten(2))
         if self.small is None:
             n = self.window
-            found = found.reshape(b, h // n, w // n, n, n, c).transpose(2, 3)
-        return found.reshape(b, h, w, c)
+            attended = attended.reshape(b, h // n, w // n, n, n, c).transpose(2, 3)
+        return attended.reshape(b, h, w, c)
 
 
 class Twins(nn.Module):

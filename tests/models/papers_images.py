@@ -54,8 +54,8 @@ class DeepLab(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         seen = self.trunk(x)
         pooled = F.interpolate(self.pooled(seen), size=seen.shape[-2:], mode="bilinear", align_corners=False)
-        found = self.project(torch.cat([*(branch(seen) for branch in self.branches), pooled], 1))
-        return F.interpolate(found, size=x.shape[-2:], mode="bilinear", align_corners=False)
+        projected = self.project(torch.cat([*(branch(seen) for branch in self.branches), pooled], 1))
+        return F.interpolate(projected, size=x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 def _dilated(rate: int) -> nn.Sequential:
@@ -90,10 +90,10 @@ class MaxAttention(nn.Module):
         parts = x.reshape(shape).permute(order)
         tokens = self.norm(parts.reshape(-1, n * n, c))
         q, k, v = (_heads(part) for part in self.qkv(tokens).chunk(3, -1))
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[self.index].permute(2, 0, 1)[None])
-        found = self.out(found.transpose(1, 2).flatten(2)).reshape(parts.shape)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[self.index].permute(2, 0, 1)[None])
+        attended = self.out(attended.transpose(1, 2).flatten(2)).reshape(parts.shape)
         back = [order.index(dim) for dim in range(6)]
-        x = x + found.permute(back).reshape(b, h, w, c)
+        x = x + attended.permute(back).reshape(b, h, w, c)
         return x + self.mlp(x)
 
 
@@ -161,7 +161,7 @@ class Joint(nn.Module):
         for x, mod, qkv in zip(streams, mods, self.qkvs, strict=True):
             seen = F.layer_norm(x, (WIDTH,)) * (1 + mod[1]) + mod[0]
             parts.append([_heads(part) for part in qkv(seen).chunk(3, -1)])
-        q, k, v = (torch.cat(found, 2) for found in zip(*parts, strict=True))
+        q, k, v = (torch.cat(pieces, 2) for pieces in zip(*parts, strict=True))
         read = F.scaled_dot_product_attention(_rotated(self.q(q), place), _rotated(self.k(k), place), v)
         reads = read.transpose(1, 2).flatten(2).split([x.shape[1] for x in streams], 1)
         result = []
@@ -209,8 +209,8 @@ class Flux(nn.Module):
 
 
 def flux(batch: int = 4, patches: int = 8, words: int = 6, loss: bool = True) -> Built:
-    given = (torch.randn(batch, patches, 16), torch.randn(batch, words, 24), torch.rand(batch))
-    return _judged(Flux(16, 24), given, torch.randn(batch, patches, 16), loss)
+    inputs = (torch.randn(batch, patches, 16), torch.randn(batch, words, 24), torch.rand(batch))
+    return _judged(Flux(16, 24), inputs, torch.randn(batch, patches, 16), loss)
 
 
 class SanaBlock(nn.Module):
@@ -259,8 +259,8 @@ class Sana(nn.Module):
 
 
 def sana(batch: int = 4, size: int = 4, words: int = 6, layers: int = 2, loss: bool = True) -> Built:
-    given = (images(batch, size, 4), torch.randn(batch, words, 24), torch.rand(batch))
-    return _judged(Sana(24, layers), given, images(batch, size, 4), loss)
+    inputs = (images(batch, size, 4), torch.randn(batch, words, 24), torch.rand(batch))
+    return _judged(Sana(24, layers), inputs, images(batch, size, 4), loss)
 
 
 class WanBlock(nn.Module):
@@ -306,5 +306,5 @@ class Wan(nn.Module):
 
 def wan(batch: int = 4, size: int = 4, frames: int = 2, words: int = 6, layers: int = 2, loss: bool = True) -> Built:
     video = torch.randn(batch, 4, frames, size, size)
-    given = (video, torch.randn(batch, words, 24), torch.rand(batch))
-    return _judged(Wan(24, layers), given, torch.randn_like(video), loss)
+    inputs = (video, torch.randn(batch, words, 24), torch.rand(batch))
+    return _judged(Wan(24, layers), inputs, torch.randn_like(video), loss)

@@ -37,8 +37,8 @@ def transformer_encoder(batch: int = 4, sequence: int = 8, layers: int = 2, loss
 def _twice(inner: int, outer: int) -> nn.Sequential:
     """Two convolutions, each with batch norm."""
     steps = [(inner, outer), (outer, outer)]
-    made = [(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True)) for a, b in steps]
-    return nn.Sequential(*(layer for layers in made for layer in layers))
+    blocks = [(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU(inplace=True)) for a, b in steps]
+    return nn.Sequential(*(layer for layers in blocks for layer in layers))
 
 
 class UNet(nn.Module):

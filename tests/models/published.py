@@ -38,8 +38,8 @@ class CausalSelfAttention(nn.Module):
             att = self.attn_dropout(F.softmax(att, dim=-1))
             y = att @ v
         y = y.transpose(1, 2).contiguous().view(B, T, C)
-        found: Tensor = self.resid_dropout(self.c_proj(y))
-        return found
+        output: Tensor = self.resid_dropout(self.c_proj(y))
+        return output
 
 
 class Block(nn.Module):
@@ -116,8 +116,8 @@ class RMSNorm(nn.Module):
         self.eps, self.weight = eps, nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        found = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
-        return found.type_as(x) * self.weight
+        normalized = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return normalized.type_as(x) * self.weight
 
 
 class LlamaBlock(nn.Module):
@@ -140,8 +140,8 @@ class LlamaBlock(nn.Module):
         scores = F.softmax(scores.float(), dim=-1).type_as(queries)
         x = x + self.wo(torch.matmul(scores, values).transpose(1, 2).contiguous().view(batch, length, -1))
         normal = self.ffn_norm(x)
-        found: Tensor = x + self.w2(F.silu(self.w1(normal)) * self.w3(normal))
-        return found
+        output: Tensor = x + self.w2(F.silu(self.w1(normal)) * self.w3(normal))
+        return output
 
 
 class MetaLlama(nn.Module):
@@ -188,8 +188,8 @@ class DLRM(nn.Module):
         bags = [table(sparse[:, i]) for i, table in enumerate(self.emb_l)]
         joined = torch.stack([bottom, *bags], dim=1)
         products = torch.bmm(joined, joined.transpose(1, 2))[:, self.row, self.column]
-        found: Tensor = self.top_l(torch.cat([bottom, products], dim=1)).squeeze(1)
-        return found if clicks is None else F.binary_cross_entropy(found, clicks)
+        scores: Tensor = self.top_l(torch.cat([bottom, products], dim=1)).squeeze(1)
+        return scores if clicks is None else F.binary_cross_entropy(scores, clicks)
 
 
 def dlrm_bags(batch: int = 8, loss: bool = True) -> Built:
@@ -233,9 +233,9 @@ class GraphSAGE(nn.Module):
     def forward(self, x: Tensor, edges: Tensor, labels: Tensor | None = None) -> Tensor:
         source, target = edges[0], edges[1]
         count = torch.zeros(x.shape[0], 1).index_add(0, target, torch.ones(target.shape[0], 1)).clamp(min=1)
-        for number, (own, other) in enumerate(zip(self.own, self.other, strict=True)):
+        for number, (self_layer, other) in enumerate(zip(self.own, self.other, strict=True)):
             summed = torch.zeros(x.shape[0], x.shape[1]).index_add(0, target, x[source])
-            x = own(x) + other(summed / count)
+            x = self_layer(x) + other(summed / count)
             x = F.relu(x) if number == 0 else x
         return x if labels is None else F.cross_entropy(x, labels)
 
@@ -330,8 +330,8 @@ class VAE(nn.Module):
         h = self.encoder(x)
         mean, logvar = self.mean(h), self.logvar(h)
         latent = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)
-        found = self.decoder(latent)
-        error = F.binary_cross_entropy(found, x, reduction="sum")
+        decoded = self.decoder(latent)
+        error = F.binary_cross_entropy(decoded, x, reduction="sum")
         return error - 0.5 * torch.sum(1 + logvar - mean.pow(2) - logvar.exp())
 
 
@@ -446,8 +446,8 @@ class NeRF(nn.Module):
         angles = (points[..., None] * self.bands).flatten(-2)
         x = torch.cat([points, angles.sin(), angles.cos()], dim=-1)
         h = F.relu(self.second(torch.cat([F.relu(self.first(x)), x], dim=-1)))
-        found: Tensor = self.head(h)
-        density, colour = F.relu(found[..., 3:]), torch.sigmoid(found[..., :3])
+        raw: Tensor = self.head(h)
+        density, colour = F.relu(raw[..., 3:]), torch.sigmoid(raw[..., :3])
         pixels = (colour * density.softmax(dim=1)).sum(dim=1)
         return pixels if colours is None else F.mse_loss(pixels, colours)
 

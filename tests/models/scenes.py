@@ -21,15 +21,15 @@ class Dense(nn.Module):
         self.model, self.result, self.fixed = model, result, fixed
 
     def forward(self, x: Tensor, target: Tensor | None = None) -> Any:
-        found = getattr(self.model(x, **self.fixed), self.result)
-        return found if target is None else F.mse_loss(found, target)
+        predicted = getattr(self.model(x, **self.fixed), self.result)
+        return predicted if target is None else F.mse_loss(predicted, target)
 
 
-def _dense(model: nn.Module, result: str, given: Tensor, loss: bool, **fixed: object) -> Built:
+def _dense(model: nn.Module, result: str, sample: Tensor, loss: bool, **fixed: object) -> Built:
     task = Dense(model, result, **fixed)
     with torch.no_grad():
-        target = torch.randn_like(task(given))
-    return task, (given, target)[: 1 + loss]
+        target = torch.randn_like(task(sample))
+    return task, (sample, target)[: 1 + loss]
 
 
 def hiera(batch: int = 4, size: int = 32, loss: bool = True) -> Built:
@@ -171,8 +171,8 @@ class Grounded(nn.Module):
         self.model = model
 
     def forward(self, pixels: Tensor, text: Tensor, boxes: Tensor | None = None) -> Any:
-        found = self.model(pixel_values=pixels, input_ids=text)
-        return found.pred_boxes if boxes is None else F.l1_loss(found.pred_boxes, boxes)
+        outputs = self.model(pixel_values=pixels, input_ids=text)
+        return outputs.pred_boxes if boxes is None else F.l1_loss(outputs.pred_boxes, boxes)
 
 
 def grounding_dino(batch: int = 4, size: int = 64, loss: bool = True) -> Built:
@@ -188,8 +188,8 @@ def grounding_dino(batch: int = 4, size: int = 64, loss: bool = True) -> Built:
     for part in ("encoder", "decoder"):
         sizes |= {f"{part}_ffn_dim": INNER, f"{part}_attention_heads": HEADS, f"{part}_layers": 2}
     config = hf.GroundingDinoConfig(**sizes, backbone_config=backbone, text_config=text, fusion_droppath=0.0)
-    given = (images(batch, size), torch.randint(0, 2000, (batch, 8)), torch.rand(batch, 6, 4))
-    return Grounded(hf.GroundingDinoForObjectDetection(config)), given[: 2 + loss]
+    inputs = (images(batch, size), torch.randint(0, 2000, (batch, 8)), torch.rand(batch, 6, 4))
+    return Grounded(hf.GroundingDinoForObjectDetection(config)), inputs[: 2 + loss]
 
 
 class Prompted(nn.Module):
@@ -218,8 +218,8 @@ def sam2(batch: int = 4, size: int = 64, loss: bool = True) -> Built:
     masks = {"hidden_size": WIDTH, "mlp_dim": INNER, "num_attention_heads": HEADS, "iou_head_hidden_dim": WIDTH}
     masks |= {"dynamic_multimask_via_stability": False}
     model = hf.Sam2Model(hf.Sam2Config(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=masks))
-    given = (images(batch, size), size * torch.rand(batch, 1, 2, 2), torch.rand(batch, 1, 1, 16, 16))
-    return Prompted(model), given[: 2 + loss]
+    inputs = (images(batch, size), size * torch.rand(batch, 1, 2, 2), torch.rand(batch, 1, 1, 16, 16))
+    return Prompted(model), inputs[: 2 + loss]
 
 
 def hifi_gan(batch: int = 4, frames: int = 8, loss: bool = True) -> Built:
@@ -236,8 +236,8 @@ class Waves(nn.Module):
         self.model = model
 
     def forward(self, spectrogram: Tensor, wave: Tensor | None = None) -> Any:
-        found = self.model(spectrogram)
-        return found if wave is None else F.l1_loss(found, wave)
+        predicted = self.model(spectrogram)
+        return predicted if wave is None else F.l1_loss(predicted, wave)
 
 
 def swin2sr(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
@@ -263,9 +263,9 @@ def clipseg(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
         decoder_num_attention_heads=2, decoder_intermediate_size=INNER,
     )  # fmt: skip
     words = torch.randint(0, 98, (batch, 8))
-    given = (images(batch, size), words, torch.rand(batch, size, size).round())
+    inputs = (images(batch, size), words, torch.rand(batch, size, size).round())
     task = Task(hf.CLIPSegForImageSegmentation(config), ("pixel_values", "input_ids", "labels")[: 2 + loss])
-    return task, given[: 2 + loss]
+    return task, inputs[: 2 + loss]
 
 
 class Phrases(nn.Module):
@@ -276,10 +276,10 @@ class Phrases(nn.Module):
         self.model = model
 
     def forward(self, pixels: Tensor, text: Tensor, boxes: Tensor | None = None, fits: Tensor | None = None) -> Any:
-        found = self.model(pixel_values=pixels, input_ids=text)
+        outputs = self.model(pixel_values=pixels, input_ids=text)
         if boxes is None or fits is None:
-            return found.logits
-        return F.l1_loss(found.pred_boxes, boxes) + F.binary_cross_entropy_with_logits(found.logits, fits)
+            return outputs.logits
+        return F.l1_loss(outputs.pred_boxes, boxes) + F.binary_cross_entropy_with_logits(outputs.logits, fits)
 
 
 def owlvit(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
@@ -288,6 +288,6 @@ def owlvit(batch: int = 4, size: int = 16, loss: bool = True) -> Built:
     text |= {"intermediate_size": INNER, "max_position_embeddings": 8}
     config = hf.OwlViTConfig(text_config=text, vision_config=_sizes(size), projection_dim=WIDTH)
     patches = (size // 4) ** 2
-    given = (images(batch, size), torch.randint(0, 99, (batch, 8)))
-    given += (torch.rand(batch, patches, 4), torch.rand(batch, patches, 1).round())
-    return Phrases(hf.OwlViTForObjectDetection(config)), given[: 2 + 2 * loss]
+    inputs = (images(batch, size), torch.randint(0, 99, (batch, 8)))
+    inputs += (torch.rand(batch, patches, 4), torch.rand(batch, patches, 1).round())
+    return Phrases(hf.OwlViTForObjectDetection(config)), inputs[: 2 + 2 * loss]

@@ -88,8 +88,8 @@ def rembert(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = Tru
 
 def _forecast(model: torch.nn.Module, batch: int, past: int, future: int, channels: int, loss: bool) -> Built:
     names = ("past_values", "future_values")[: 1 + loss]
-    given = (torch.randn(batch, past, channels), torch.randn(batch, future, channels))[: 1 + loss]
-    return Task(model, names, "prediction_outputs"), given
+    inputs = (torch.randn(batch, past, channels), torch.randn(batch, future, channels))[: 1 + loss]
+    return Task(model, names, "prediction_outputs"), inputs
 
 
 def patchtst(batch: int = 4, past: int = 16, layers: int = 2, loss: bool = True) -> Built:
@@ -111,9 +111,9 @@ def timesfm(batch: int = 4, past: int = 16, layers: int = 2, loss: bool = True) 
     sizes = {"patch_length": 4, "context_length": past, "horizon_length": 8, "num_hidden_layers": layers}
     sizes |= {"hidden_size": WIDTH, "intermediate_size": INNER, "head_dim": 8, "num_attention_heads": HEADS}
     model = hf.TimesFmModelForPrediction(hf.TimesFmConfig(**sizes))
-    given = (torch.randn(batch, past), torch.zeros(batch, dtype=torch.long), torch.randn(batch, 8))
+    inputs = (torch.randn(batch, past), torch.zeros(batch, dtype=torch.long), torch.randn(batch, 8))
     names = ("past_values", "freq", "future_values")
-    return Task(model, names[: 2 + loss], "mean_predictions"), given[: 2 + loss]
+    return Task(model, names[: 2 + loss], "mean_predictions"), inputs[: 2 + loss]
 
 
 def time_series_transformer(batch: int = 4, past: int = 8, layers: int = 2, loss: bool = True) -> Built:
@@ -122,9 +122,9 @@ def time_series_transformer(batch: int = 4, past: int = 8, layers: int = 2, loss
     sizes |= {"d_model": WIDTH, "encoder_layers": layers, "decoder_layers": layers, "encoder_layerdrop": 0.0}
     config = hf.TimeSeriesTransformerConfig(**sizes, decoder_layerdrop=0.0)
     history = (batch, past + 2)
-    given = (torch.randn(history), torch.randn(*history, 1), torch.ones(history), torch.randn(batch, 4))
+    inputs = (torch.randn(history), torch.randn(*history, 1), torch.ones(history), torch.randn(batch, 4))
     names = ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
-    return Task(hf.TimeSeriesTransformerForPrediction(config), names, "params"), (*given, torch.randn(batch, 4, 1))
+    return Task(hf.TimeSeriesTransformerForPrediction(config), names, "params"), (*inputs, torch.randn(batch, 4, 1))
 
 
 def funnel(batch: int = 4, sequence: int = 8, layers: int = 2, loss: bool = True) -> Built:
@@ -141,10 +141,10 @@ class Decisions(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *given: torch.Tensor) -> Any:
+    def forward(self, *inputs: torch.Tensor) -> Any:
         names = ("states", "actions", "returns_to_go", "timesteps")
-        found = self.model(**dict(zip(names, given[:4], strict=True))).action_preds
-        return torch.nn.functional.mse_loss(found, given[4]) if len(given) > 4 else found
+        predicted = self.model(**dict(zip(names, inputs[:4], strict=True))).action_preds
+        return torch.nn.functional.mse_loss(predicted, inputs[4]) if len(inputs) > 4 else predicted
 
 
 def decision_transformer(batch: int = 4, steps: int = 5, layers: int = 2, loss: bool = True) -> Built:
@@ -152,8 +152,8 @@ def decision_transformer(batch: int = 4, steps: int = 5, layers: int = 2, loss: 
     sizes = {"state_dim": 7, "act_dim": 3, "hidden_size": WIDTH, "max_ep_len": 20, "n_layer": layers, "n_head": HEADS}
     model = hf.DecisionTransformerModel(hf.DecisionTransformerConfig(**sizes))
     states, actions, returns = (torch.randn(batch, steps, size) for size in (7, 3, 1))
-    given = (states, actions, returns, torch.randint(0, 20, (batch, steps)), torch.randn(batch, steps, 3))
-    return Decisions(model), given[: 4 + loss]
+    inputs = (states, actions, returns, torch.randint(0, 20, (batch, steps)), torch.randn(batch, steps, 3))
+    return Decisions(model), inputs[: 4 + loss]
 
 
 def autoformer(batch: int = 4, past: int = 8, layers: int = 2, loss: bool = True) -> Built:
@@ -171,6 +171,6 @@ def _seasons(name: str, batch: int, past: int, layers: int, **more: Any) -> Buil
     sizes |= {"d_model": WIDTH, "encoder_layers": layers, "decoder_layers": layers, "encoder_layerdrop": 0.0}
     config = getattr(hf, f"{name}Config")(**sizes, decoder_layerdrop=0.0, **more)
     history = (batch, past + 2)
-    given = (torch.randn(history), torch.randn(*history, 1), torch.ones(history), torch.randn(batch, 4))
+    inputs = (torch.randn(history), torch.randn(*history, 1), torch.ones(history), torch.randn(batch, 4))
     names = ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
-    return Task(getattr(hf, f"{name}ForPrediction")(config), names, "params"), (*given, torch.randn(batch, 4, 1))
+    return Task(getattr(hf, f"{name}ForPrediction")(config), names, "params"), (*inputs, torch.randn(batch, 4, 1))

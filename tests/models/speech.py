@@ -63,10 +63,10 @@ class Codec(torch.nn.Module):
         self.model, self.loss = model, loss
 
     def forward(self, wave: torch.Tensor) -> Any:
-        found = self.model(wave)
+        outputs = self.model(wave)
         if not self.loss:
-            return found.audio_values
-        return torch.nn.functional.l1_loss(found.audio_values, wave.squeeze(1)) + found.loss.mean()
+            return outputs.audio_values
+        return torch.nn.functional.l1_loss(outputs.audio_values, wave.squeeze(1)) + outputs.loss.mean()
 
 
 def dac(batch: int = 4, samples: int = 64, loss: bool = True) -> Built:

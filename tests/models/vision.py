@@ -77,10 +77,10 @@ class Boxes(nn.Module):
         self.model = model
 
     def forward(self, pixels: Tensor, labels: Tensor | None = None, boxes: Tensor | None = None) -> Any:
-        found = self.model(pixel_values=pixels)
+        outputs = self.model(pixel_values=pixels)
         if labels is None or boxes is None:
-            return found.logits, found.pred_boxes
-        return F.cross_entropy(found.logits.flatten(0, 1), labels.flatten()) + F.l1_loss(found.pred_boxes, boxes)
+            return outputs.logits, outputs.pred_boxes
+        return F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()) + F.l1_loss(outputs.pred_boxes, boxes)
 
 
 def detr(batch: int = 4, size: int = 32, loss: bool = True) -> Built:

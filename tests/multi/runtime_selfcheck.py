@@ -39,8 +39,8 @@ def check_timeouts(mesh: ParallelMesh) -> None:
     transports += [staged["dp"].transport, staged["tp"].transport, staged.joint(("dp", "tp")).transport]
     groups = [transport.group for transport in (*transports, staged.stages.transport, staged.stages._connect((0, 1)))]
     for group in groups:
-        found = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-        assert found == PATIENCE, (group.group_desc, found)
+        seconds = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        assert seconds == PATIENCE, (group.group_desc, seconds)
 
 
 def check_transport(mesh: ParallelMesh) -> None:
@@ -82,7 +82,7 @@ def cut_as(whole: Tensor, layout: str, mesh: ParallelMesh) -> Tensor:
 
 def summed(layout: str, placement: str, mesh: ParallelMesh) -> int:
     """How many equal partial sums there are."""
-    return math.prod(n for n, own in zip(mesh.axes.values(), layout.split(), strict=True) if own == placement)
+    return math.prod(n for n, actual in zip(mesh.axes.values(), layout.split(), strict=True) if actual == placement)
 
 
 def check_joined(mesh: ParallelMesh) -> None:
@@ -232,12 +232,12 @@ def save(mesh: ParallelMesh, folder: Path) -> None:
         model, optimizer = build(mesh, blocked)
         runtime.load_full_state_dict(model, STATE)
         log, _ = reference(3)
-        found = train(mesh, model, optimizer, 2)
+        history = train(mesh, model, optimizer, 2)
         check_state(model, reference(2)[1])
         for _ in range(2):  # the second one replaces the first
             runtime.save_checkpoint(folder / f"blocked-{blocked}", model, optimizer, 2)
-        found += train(mesh, model, optimizer, 1)
-        same(torch.tensor(found, dtype=FLOAT64), torch.tensor(log, dtype=FLOAT64))
+        history += train(mesh, model, optimizer, 1)
+        same(torch.tensor(history, dtype=FLOAT64), torch.tensor(log, dtype=FLOAT64))
     model, optimizer = build_table(mesh)
     runtime.load_full_state_dict(model, {"table": random(10, 3)})
     runtime.save_checkpoint(folder / "table", model, optimizer, 1, background=True)
@@ -252,8 +252,8 @@ def load(mesh: ParallelMesh, folder: Path) -> None:
             assert runtime.load_checkpoint(folder / f"blocked-{written}", model, optimizer) == 2
             check_state(model, reference(2)[1])
             log, state = reference(3)
-            found = train(mesh, model, optimizer, 1)
-            same(torch.tensor(found, dtype=FLOAT64), torch.tensor(log[4:], dtype=FLOAT64))
+            history = train(mesh, model, optimizer, 1)
+            same(torch.tensor(history, dtype=FLOAT64), torch.tensor(log[4:], dtype=FLOAT64))
             check_state(model, state)
     model, optimizer = build_table(mesh)
     assert runtime.load_checkpoint(folder / "table", model, optimizer) == 1

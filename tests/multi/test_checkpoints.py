@@ -39,10 +39,10 @@ def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return NAMES[request.param], root
 
 
-def assert_same(found: State, expected: State) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(state: State, expected: State) -> None:
+    assert state.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(state[name], value), name
 
 
 def test_every_mesh_and_the_original_class_see_the_same_numbers(packages: tuple[str, Path], tmp_path: Path) -> None:

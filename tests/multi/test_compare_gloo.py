@@ -28,19 +28,19 @@ def test_a_run_is_laid_beside_its_prediction(tmp_path: Path, capsys: pytest.Capt
     subprocess.run(run, check=True, timeout=HANGS, env=environment, capture_output=True)
     capsys.readouterr()
     assert main(["compare", str(package), str(trace), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["steps"] == 3
-    both = {row["name"] for row in found["operators"] if row["predicted_seconds"] and row["measured_seconds"]}
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] == 3
+    both = {row["name"] for row in report["operators"] if row["predicted_seconds"] and row["measured_seconds"]}
     assert {"linear, forward", "linear, backward", "optimizer"} <= both
-    assert any(row["predicted_seconds"] and row["measured_seconds"] for row in found["collectives"])
+    assert any(row["predicted_seconds"] and row["measured_seconds"] for row in report["collectives"])
     assert main(["compare", str(package), str(trace)]) == 0
     assert "Most of the difference" in capsys.readouterr().out
     assert main(["compare", str(package), str(trace), "--out", str(tmp_path / "mine.toml")]) == 0
     assert "calibrated by this run" in capsys.readouterr().out
-    again = [*words[:4], str(tmp_path / "mine.toml"), "--out", str(tmp_path / "again")]
-    assert main(["plan", *again, "--strategy", "dp"]) == 0
+    replan = [*words[:4], str(tmp_path / "mine.toml"), "--out", str(tmp_path / "again")]
+    assert main(["plan", *replan, "--strategy", "dp"]) == 0
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "again"), str(trace), "--json"]) == 0
-    step, before = json.loads(capsys.readouterr().out)["step"], found["step"]
+    step, before = json.loads(capsys.readouterr().out)["step"], report["step"]
     off = [abs(row["predicted_seconds"] / row["measured_seconds"] - 1) for row in (before, step)]
     assert off[1] < off[0] and off[1] < 0.1

@@ -33,12 +33,12 @@ MODELS = {
 PLANS = [("tp=2", "megatron-sp"), ("dp=2", "fsdp"), ("tp=2", "megatron")]
 
 
-def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path, again: str | None = None) -> str:
-    """What the first rank says. `again`: what is computed again, as `--recompute` says it."""
+def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path, recompute: str | None = None) -> str:
+    """What the first rank says. `recompute`: what is computed again, as `--recompute` says it."""
     graph = capture(f"{TESTS / 'models'}/{spec}", {"batch": 4})
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), strategy=style))
-    if again is not None:
-        plan = with_step(plan, graph, StepRequest(recompute=again))
+    if recompute is not None:
+        plan = with_step(plan, graph, StepRequest(recompute=recompute))
     write_package(folder, emit(lower(plan, graph), plan, graph))
     done = launched.torchrun(TESTS / "compile_worker.py", 2, folder, backend)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -50,8 +50,8 @@ def compiled(spec: str, mesh: str, style: str, backend: str, folder: Path, again
 @pytest.mark.parametrize("model", MODELS)
 def test_every_block_is_one_graph(model: str, mesh: str, style: str, tmp_path: Path) -> None:
     said = compiled(MODELS[model], mesh, style, "aot_eager", tmp_path / "package")
-    found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
-    assert found and int(found[1]) >= 2 and float(found[2]) < 1e-5
+    match = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
+    assert match and int(match[1]) >= 2 and float(match[2]) < 1e-5
 
 
 @pytest.mark.parametrize("again", [slow("communicated"), slow("full")])
@@ -59,16 +59,16 @@ def test_a_compiled_block_is_computed_again_with_all_that_it_communicates(again:
     """Nothing leaves its graph to be kept, and all ranks communicate alike."""
     said = compiled(MODELS["llama"], "tp=2", "megatron-sp", "aot_eager", tmp_path / "package", again)
     assert ("kept=True" in (tmp_path / "package" / "model_parallel.py").read_text()) == (again == "communicated")
-    found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
-    assert found and float(found[2]) < 1e-5
+    match = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
+    assert match and float(match[2]) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_the_blocks_of_llama_run_as_inductor_writes_them(tmp_path: Path) -> None:
     said = compiled(MODELS["llama"], "tp=2", "megatron-sp", "inductor", tmp_path / "package")
-    found = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
-    assert found and int(found[1]) == 2 and float(found[2]) < 1e-4
+    match = re.search(r"^(\d+) blocks, error (\S+)$", said, re.MULTILINE)
+    assert match and int(match[1]) == 2 and float(match[2]) < 1e-4
 
 
 class Dropping(nn.Module):
@@ -95,5 +95,5 @@ def test_more_blocks_than_dynamo_has_versions_of_a_function_draw_their_own_numbe
         assert compile_blocks(model, "eager") == 10
         return model(torch.ones(4, 4))
 
-    (found,) = run_lockstep({"dp": 1}, drawn)
-    assert len({own.numpy().tobytes() for own in found}) == 10
+    (output,) = run_lockstep({"dp": 1}, drawn)
+    assert len({row.numpy().tobytes() for row in output}) == 10

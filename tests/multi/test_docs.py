@@ -80,8 +80,8 @@ def test_a_line_after_dots_is_the_one_with_its_figures() -> None:
     """README's `step 5` after `…` must not become step 3; what follows must still be there."""
     printed = "".join(f"step {n}: loss {11 - n / 8}, {n}0 ms\n" for n in range(1, 7)) + "done in 3 s\n"
     docs = ["step 1: loss 4.5, 1 ms", "step 2: loss 4.5, 1 ms", "…", "step 5: loss 4.5, 1 ms", "…", "done in 9 s"]
-    found = matched(docs, printed, "x")
-    assert [line.partition(":")[0] for line in found] == ["step 1", "step 2", "…", "step 5", "…", "done in 3 s"]
+    lines = matched(docs, printed, "x")
+    assert [line.partition(":")[0] for line in lines] == ["step 1", "step 2", "…", "step 5", "…", "done in 3 s"]
     assert matched(["…", "step 5: loss 4, 1 ms", "step 5: loss 4, 1 ms"], printed, "x")[1:] == [
         "step 4: loss 10.5, 40 ms",
         "step 5: loss 10.375, 50 ms",

@@ -83,8 +83,8 @@ def written(folder: Path, sizes: str, dropout: float = 0.1) -> Path:
 def losses(package: Path, loader: str, *options: object, steps: int = 10) -> list[float]:
     log = package.parent / f"{loader}.json"
     log.unlink(missing_ok=True)
-    given = ("--backend", "gloo", "--steps", steps, "--seed", 5, "--data", f"{package.parent}/data.py:{loader}")
-    ended = torchrun(package / "train.py", 2, *given, "--log-json", log, *options)
+    arguments = ("--backend", "gloo", "--steps", steps, "--seed", 5, "--data", f"{package.parent}/data.py:{loader}")
+    ended = torchrun(package / "train.py", 2, *arguments, "--log-json", log, *options)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
 
@@ -128,8 +128,8 @@ def test_synthetic_batches_are_drawn_or_of_one_size(package: Path) -> None:
     assert ended.returncode == 0 and ended.stdout.count("step ") == 4
     fixed = torchrun(package / "train.py", 2, "--backend", "gloo", "--steps", 2, "--sizes", "batch=8,sequence=16")
     assert fixed.returncode == 0
-    again = ("--batch-size", 8, "--sequence-length", 16)
-    other = torchrun(package / "train.py", 2, "--backend", "gloo", "--steps", 2, *again)
+    sizes = ("--batch-size", 8, "--sequence-length", 16)
+    other = torchrun(package / "train.py", 2, "--backend", "gloo", "--steps", 2, *sizes)
     numbers = [re.findall(r"loss \S+", text.stdout) for text in (fixed, other)]
     assert numbers[0] == numbers[1]
     for text in ("batch=6", "rows=4", "batch=x"):
@@ -156,7 +156,7 @@ def test_the_documented_example() -> None:
     """On 8 processes, another batch in each step, each loss that of one process."""
     ended = torchrun(ROOT / "examples" / "dynamic_shapes.py", 8)
     assert ended.returncode == 0, ended.stderr
-    found = re.findall(r"batch (\d+), loss (\S+), of one process (\S+)", ended.stdout)
-    assert len(found) == 5 and len({batch for batch, *_ in found}) > 3
-    for _, split, alone in found:
+    steps = re.findall(r"batch (\d+), loss (\S+), of one process (\S+)", ended.stdout)
+    assert len(steps) == 5 and len({batch for batch, *_ in steps}) > 3
+    for _, split, alone in steps:
         assert float(split) == pytest.approx(float(alone), rel=1e-5)

@@ -41,12 +41,12 @@ def graph_of(name: str) -> Graph:
 def ten(graph: Graph) -> list[dict[str, int]]:
     """All different, with the least and the largest of each size among them."""
     source = random.Random(3)
-    made = [{own.name: own.least for own in graph.dynamic}, {own.name: own.most for own in graph.dynamic}]
-    while len(made) < STEPS:
-        units = {own.name: source.randint(0, (own.most - own.least) // own.divisor) for own in graph.dynamic}
-        sizes = {own.name: own.least + units[own.name] * own.divisor for own in graph.dynamic}
-        made += [sizes] * (sizes not in made)
-    return made
+    samples = [{dim.name: dim.least for dim in graph.dynamic}, {dim.name: dim.most for dim in graph.dynamic}]
+    while len(samples) < STEPS:
+        units = {dim.name: source.randint(0, (dim.most - dim.least) // dim.divisor) for dim in graph.dynamic}
+        sizes = {dim.name: dim.least + units[dim.name] * dim.divisor for dim in graph.dynamic}
+        samples += [sizes] * (sizes not in samples)
+    return samples
 
 
 @pytest.mark.slow
@@ -68,11 +68,11 @@ def test_no_plan_of_one_size_is_expected_to_take_less(name: str) -> None:
     graph, hardware, mesh = graph_of(name), load_hardware("a100-80g-sxm"), Mesh.parse("dp=2,tp=4")
     sizes = ten(graph)[:4]
     points = tuple(
-        SizePoint(tuple(own.items()), weight) for own, weight in zip(sizes, (0.4, 0.1, 0.3, 0.2), strict=True)
+        SizePoint(tuple(sample.items()), weight) for sample, weight in zip(sizes, (0.4, 0.1, 0.3, 0.2), strict=True)
     )
     plan = make_plan(graph, hardware, SearchRequest(mesh, sizes=points)).plan
-    for own in sizes:
-        at = resized(graph, own)
+    for sample in sizes:
+        at = resized(graph, sample)
         other = reapply(make_plan(at, hardware, SearchRequest(mesh)).plan, at, graph, hardware)
         steps = [reapply(other, graph, resized(graph, one), hardware).step_seconds for one in sizes]
         expected = sum(point.weight * step for point, step in zip(points, steps, strict=True))

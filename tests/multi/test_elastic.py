@@ -69,9 +69,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def planned(mesh: str, **settings: int) -> autoshard.Plan:
         pins = {"x": "Shard(0)@dp", "y": "Shard(0)@dp"} if mesh != "dp=1" else ()
-        own = {"hardware": "cpu-local", "mesh": mesh, "pins": pins, "cache": False}
+        common = {"hardware": "cpu-local", "mesh": mesh, "pins": pins, "cache": False}
         rows = 96 // settings.get("micro_batches", 1)
-        return autoshard.plan(f"{folder / 'model.py'}:build", arguments={"rows": rows}, **own, **settings)
+        return autoshard.plan(f"{folder / 'model.py'}:build", arguments={"rows": rows}, **common, **settings)
 
     others = planned("dp=2"), planned("dp=1", micro_batches=2)
     autoshard.write(planned("dp=3"), folder / "package", also=others)
@@ -81,12 +81,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(package: Path, steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of one process, undisturbed."""
-    own = runpy.run_path(str(package.parent / "model.py"))
-    model, losses = own["Model"]().double(), []
+    module = runpy.run_path(str(package.parent / "model.py"))
+    model, losses = module["Model"]().double(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for number in range(1, steps + 1):
         optimizer.zero_grad()
-        loss = model(*own["batch"](number))
+        loss = model(*module["batch"](number))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -95,8 +95,8 @@ def expected(package: Path, steps: int) -> tuple[list[float], dict[str, torch.Te
 
 def options(package: Path, saved: Path, steps: int) -> list[object]:
     data = f"{package.parent / 'model.py'}:Stateful"
-    own = ["--data", data, "--lr", "1e-3", "--max-norm", "inf", "--weights", package.parent / "start.pt"]
-    return [*own, "--steps", steps, "--save", saved, "--save-every", 2, "--resume", "auto", "--log-json", saved / "log"]
+    cli = ["--data", data, "--lr", "1e-3", "--max-norm", "inf", "--weights", package.parent / "start.pt"]
+    return [*cli, "--steps", steps, "--save", saved, "--save-every", 2, "--resume", "auto", "--log-json", saved / "log"]
 
 
 def check(package: Path, saved: Path, steps: int) -> None:
@@ -133,16 +133,16 @@ def test_a_job_goes_on_with_as_many_devices_as_there_are(package: Path, tmp_path
 @pytest.mark.parametrize("launcher", [slow("srun"), "without a launcher"])
 def test_whoever_starts_the_processes_one_tells_the_plan(package: Path, launcher: str) -> None:
     """Once, and before the first step; without a launcher ranks are known when all are there."""
-    own = {"MASTER_PORT": "29767", "MS_WORKER_NUM": "2", "MS_SCHED_PORT": "29768"}
+    variables = {"MASTER_PORT": "29767", "MS_WORKER_NUM": "2", "MS_SCHED_PORT": "29768"}
     if launcher == "srun":
-        own = {"MASTER_PORT": "29767", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+        variables = {"MASTER_PORT": "29767", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
     numbers = [{name: str(rank) for name in ("SLURM_PROCID", "SLURM_LOCALID")} for rank in range(2)]
-    environments = [own | (number if launcher == "srun" else {}) for number in numbers]
+    environments = [variables | (number if launcher == "srun" else {}) for number in numbers]
     ranks = start(package, "--steps", 1, environments=environments)
     assert ranks.wait() == [0, 0], ranks.said()
-    told = "".join(ranks.said())
-    assert re.search("^2 devices: the plan in devices_2$.*^step 1: loss", told, re.M | re.S), told
-    assert told.count("the plan in") == 1, told
+    output = "".join(ranks.said())
+    assert re.search("^2 devices: the plan in devices_2$.*^step 1: loss", output, re.M | re.S), output
+    assert output.count("the plan in") == 1, output
 
 
 def test_too_few_devices(package: Path, tmp_path: Path) -> None:
@@ -189,11 +189,11 @@ def test_nodes_that_are_lost_and_come_back(package: Path, tmp_path: Path) -> Non
         reached(25)
         agents[2] = agent()
         reached(60)
-        assert [own.wait(HANGS) for own in agents] == [0, 0, 0]
+        assert [process.wait(HANGS) for process in agents] == [0, 0, 0]
     finally:
-        for own in agents:
-            own.kill()
-            own.wait()
+        for process in agents:
+            process.kill()
+            process.wait()
     said = (tmp_path / "said").read_text()
     assert "2 devices: the plan in devices_2" in said
     check(package, tmp_path, 60)

@@ -117,10 +117,10 @@ def test_training_resumes_on_another_mesh_and_follows_the_original(packages: Pac
     first = torchrun(packages.tensor, 2, *data, "--steps", 2, "--weights", packages.weights, "--save", saved)
     second = torchrun(packages.other, 2, *data, "--steps", 3, "--resume", saved, "--save", saved)
     third = torchrun(packages.alone, 1, *data, "--steps", 4, "--resume", saved)
-    found = losses(first) | losses(second) | losses(third)
-    assert sorted(found) == [1, 2, 3, 4]
+    by_step = losses(first) | losses(second) | losses(third)
+    assert sorted(by_step) == [1, 2, 3, 4]
     expected = dict(enumerate(original_losses(packages), 1))
-    assert found == pytest.approx(expected, abs=2e-5)
+    assert by_step == pytest.approx(expected, abs=2e-5)
     assert "resumed" in second.stdout and second.stdout.count("step 3:") == 1  # rank 0 only
 
     back = run([packages.other / "convert.py", "--to-original", f"{saved}/step-3", f"{tmp_path}/w.pt"])
@@ -129,7 +129,7 @@ def test_training_resumes_on_another_mesh_and_follows_the_original(packages: Pac
     packages.model.load_state_dict(trained)
     assert trained["lm_head.weight"].data_ptr() == trained["transformer.wte.weight"].data_ptr()
     ids = torch.randint(0, 29, (4, 8), generator=torch.Generator().manual_seed(100 + 3))
-    assert float(packages.model(ids, ids).detach()) == pytest.approx(found[4], abs=2e-5)
+    assert float(packages.model(ids, ids).detach()) == pytest.approx(by_step[4], abs=2e-5)
 
 
 def test_weights_make_the_round_trip_bit_for_bit(packages: Packages, tmp_path: Path) -> None:
@@ -139,15 +139,15 @@ def test_weights_make_the_round_trip_bit_for_bit(packages: Packages, tmp_path: P
     assert not there.stderr
     back = run([*convert, "--to-original", str(tmp_path / "sharded"), str(tmp_path / "back.safetensors")])
     assert back.returncode == 0, back.stderr
-    again = run([*convert, "--to-sharded", str(tmp_path / "back.safetensors"), str(tmp_path / "again")])
-    assert again.returncode == 0, again.stderr
+    resharded = run([*convert, "--to-sharded", str(tmp_path / "back.safetensors"), str(tmp_path / "again")])
+    assert resharded.returncode == 0, resharded.stderr
     last = run([*convert, "--to-original", str(tmp_path / "again"), str(tmp_path / "last.pt")])
     assert last.returncode == 0, last.stderr
     original = torch.load(packages.weights, weights_only=True)
-    found = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert found.keys() == original.keys()
+    restored = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert restored.keys() == original.keys()
     for name, value in original.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(restored[name], value), name
 
 
 def test_mistakes_get_one_clear_sentence(packages: Packages, tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ def build() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def train(folder: Path, *options: str) -> dict[str, str]:
     """Step -> what is said of it."""
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
     data = ["--data", f"{folder.parent / 'data.py'}:make_loader", "--lr", "1e-2", *options]
-    ran = launched.torchrun(folder / "train.py", 2, *data, env=given)
+    ran = launched.torchrun(folder / "train.py", 2, *data, env=environment)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count(f"with {{'hccl_buffer_size': {BUFFER}}}") == 2 * (f"dp={BUFFER}" in options)
     return losses(ran.stdout)
@@ -78,8 +78,8 @@ def test_hccl_trains_as_gloo_does_and_resumes(tmp_path: Path) -> None:
     write_package(folder, emit(lower(plan, graph), plan, graph))
     (tmp_path / "data.py").write_text(LOADER)
     wanted = train(folder, "--backend", "gloo", "--steps", "3")
-    own = ("--hccl-buffer", f"dp={BUFFER}")  # of the group over which weights are gathered
-    first = train(folder, "--backend", "hccl", "--steps", "2", "--save", saved, "--timeout", "60", *own)
+    buffer = ("--hccl-buffer", f"dp={BUFFER}")  # of the group over which weights are gathered
+    first = train(folder, "--backend", "hccl", "--steps", "2", "--save", saved, "--timeout", "60", *buffer)
     third = train(folder, "--backend", "hccl", "--steps", "3", "--resume", saved, "--matmul-precision", "high")
     assert sorted(wanted) == ["1", "2", "3"]
     assert first | third == wanted
@@ -96,8 +96,8 @@ for precision in ("high", "highest", "medium"):
     train.set_matmul_precision(precision, torch.device("npu", 0))
     print(torch.get_float32_matmul_precision(), torch.npu.matmul.allow_hf32)
 """
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
-    ran = launched.run(["-c", script], env=given)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
+    ran = launched.run(["-c", script], env=environment)
     assert ran.stdout.split("\n")[:3] == ["high True", "highest False", "medium True"], ran.stderr
 
 
@@ -116,8 +116,8 @@ newer = torch.library.Library("aten", "IMPL")
 newer.impl("_fused_adamw_", lambda *_, **__: None, "PrivateUse1")
 print(has_fused_adamw([here, there]))
 """
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
-    ran = launched.run(["-c", script], env=given)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{STAND_INS}{os.pathsep}{folder}"}
+    ran = launched.run(["-c", script], env=environment)
     assert ran.stdout.split() == ["True", "False", "True"], ran.stderr
 
 
@@ -129,10 +129,10 @@ def test_stages_on_ascend_and_what_is_said_of_buffers(tmp_path: Path) -> None:
     request = SearchRequest(Mesh.parse("dp=1,tp=1"), strategy="dp", step=step)
     plan = make_plan(graph, load_hardware("ascend-910b1"), request).plan
     write_package(folder, emit(lower(plan, graph), plan, graph))
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(STAND_INS)}
 
     def said(*options: str) -> str:
-        ran = launched.torchrun(folder / "train.py", 2, "--steps", 2, *options, env=given)
+        ran = launched.torchrun(folder / "train.py", 2, "--steps", 2, *options, env=environment)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout + ran.stderr
 

@@ -38,8 +38,8 @@ def test_checkpoints_go_between_the_memories(tmp_path: Path) -> None:
     whole = losses(torchrun(tmp_path / "host", "--steps", 4, "--save", tmp_path / "saved", "--save-every", 2))
     assert len(whole) == 4
     for package in ("host", "device"):
-        rest = losses(torchrun(tmp_path / package, "--steps", 4, "--resume", tmp_path / "saved" / "step-2"))
-        assert rest == {step: whole[step] for step in ("step 3", "step 4")}
+        resumed = losses(torchrun(tmp_path / package, "--steps", 4, "--resume", tmp_path / "saved" / "step-2"))
+        assert resumed == {step: whole[step] for step in ("step 3", "step 4")}
     words = ["--to-original", str(tmp_path / "saved" / "step-4"), str(tmp_path / "weights.pt")]
     subprocess.run([sys.executable, str(tmp_path / "host" / "convert.py"), *words], check=True, timeout=HANGS)
     saved = torch.load(tmp_path / "weights.pt")

@@ -52,7 +52,7 @@ def test_a_loader_reads_its_part(tmp_path: Path) -> None:
     options = ["--backend", "gloo", "--steps", "3", "--lr", "0.01", *data]
     done = launched.torchrun(folder / "train.py", 4, *options)
     assert done.returncode == 0, done.stderr
-    found = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]
+    losses = [float(loss) for loss in re.findall(r"step \d: loss ([\d.]+)", done.stdout)]
     optimizer, expected = torch.optim.AdamW(model.parameters(), lr=0.01), []
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -63,4 +63,4 @@ def test_a_loader_reads_its_part(tmp_path: Path) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         expected.append(float(loss.detach()))
-    assert torch.allclose(torch.tensor(found), torch.tensor(expected), rtol=0, atol=2e-5), (found, expected)
+    assert torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=0, atol=2e-5), (losses, expected)

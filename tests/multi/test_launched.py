@@ -59,13 +59,13 @@ def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
 
 
 def words(package: Path, on: str) -> list[str]:
-    found: list[str] = json.loads((package.parent / f"{on}.json").read_text())
-    return found
+    command: list[str] = json.loads((package.parent / f"{on}.json").read_text())
+    return command
 
 
 def launched(package: Path, on: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = CLEAN | ROOT | environment
-    return subprocess.run(words(package, on), env=own, capture_output=True, text=True, timeout=HANGS)
+    variables = CLEAN | ROOT | environment
+    return subprocess.run(words(package, on), env=variables, capture_output=True, text=True, timeout=HANGS)
 
 
 @pytest.mark.slow
@@ -98,19 +98,19 @@ def test_mpirun(package: Path) -> None:
 
 def test_variables_of_a_start_without_a_launcher(package: Path) -> None:
     """Two workers and who introduces them; then a rank table."""
-    own = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "29763"}
+    variables = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "29763"}
     roles = ("MS_SCHED", "MS_WORKER", "MS_WORKER")
-    ranks = start(package, "--steps", 2, environments=[own | {"MS_ROLE": role} for role in roles])
+    ranks = start(package, "--steps", 2, environments=[variables | {"MS_ROLE": role} for role in roles])
     assert ranks.wait() == [0, 0, 0], ranks.said()
     assert "".join(ranks.said()).count("step 2: loss") == 1 and not ranks.said()[0], ranks.said()
 
     devices = [{"device_id": str(rank), "device_ip": "10.0.0.1", "rank_id": str(rank)} for rank in range(2)]
     table = {"server_count": "1", "server_list": [{"server_id": "127.0.0.1", "device": devices}], "version": "1.0"}
     (package.parent / "table.json").write_text(json.dumps(table))
-    own = {"RANK_TABLE_FILE": str(package.parent / "table.json"), "MASTER_PORT": "29764"}
-    ranks = start(package, "--steps", 2, environments=[own | {"RANK_ID": str(rank)} for rank in range(2)])
+    variables = {"RANK_TABLE_FILE": str(package.parent / "table.json"), "MASTER_PORT": "29764"}
+    ranks = start(package, "--steps", 2, environments=[variables | {"RANK_ID": str(rank)} for rank in range(2)])
     assert ranks.wait() == [0, 0] and "step 2: loss" in ranks.said()[0], ranks.said()
-    ranks = start(package, environments=[own | {"RANK_ID": "5"}])
+    ranks = start(package, environments=[variables | {"RANK_ID": "5"}])
     assert ranks.wait() == [2] and "no rank table with ranks 0 and 5" in ranks.said()[0]
 
 

@@ -55,17 +55,17 @@ def run(package: Path, *options: object) -> dict[int, list[float]]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "lr_scheduler" not in done.stderr
     said = r"step (\d+): loss (\S+), gradient norm (\S+), loss scale (\S+), steps skipped (\d+),"
-    return {int(step): [float(x) for x in found] for step, *found in re.findall(said, done.stdout)}
+    return {int(step): [float(x) for x in values] for step, *values in re.findall(said, done.stdout)}
 
 
 def test_a_step_is_left_out_and_a_checkpoint_goes_on(tmp_path: Path) -> None:
     wide, stages = write(tmp_path / "wide", "dp=2", 1), write(tmp_path / "stages", "dp=1", 2)
     options = ("--loss-scale", 1024, "--lr", "1e-2", "--schedule", "linear")
     whole = run(wide, *options, "--steps", 4, "--save", tmp_path / "saved", "--save-every", 2)
-    assert [found[2:] for found in whole.values()] == [[1024, 0], [512, 1], [512, 1], [512, 1]]
-    again = run(wide, *options[2:], "--steps", 4, "--resume", tmp_path / "saved" / "step-2")
-    assert again == {3: whole[3], 4: whole[4]}
+    assert [values[2:] for values in whole.values()] == [[1024, 0], [512, 1], [512, 1], [512, 1]]
+    resumed = run(wide, *options[2:], "--steps", 4, "--resume", tmp_path / "saved" / "step-2")
+    assert resumed == {3: whole[3], 4: whole[4]}
     apart = run(stages, *options, "--steps", 4)
-    assert [found[2:] for found in apart.values()] == [found[2:] for found in whole.values()]
+    assert [values[2:] for values in apart.values()] == [values[2:] for values in whole.values()]
     for step in (1, 3, 4):
         assert apart[step] == pytest.approx(whole[step], rel=5e-3)

@@ -46,10 +46,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def assert_close(found: State, expected: State) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(state: State, expected: State) -> None:
+    assert state.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.allclose(found[name], value, atol=1e-6), name
+        assert torch.allclose(state[name], value, atol=1e-6), name
 
 
 @pytest.mark.slow
@@ -58,8 +58,8 @@ def test_checkpoints_of_unequal_parts(packages: Path, tmp_path: Path) -> None:
     assert trained["users.weight"].shape == trained["users.weight: exp_avg"].shape == (64, 8)
     assert_close(run_ranks(packages / "alone", 1, tmp_path / "none", steps=2), trained)  # the same numbers
     for name in ("two", "zero", "alone"):
-        found = run_ranks(packages / name, PLANS[name][0], tmp_path / "saved")
-        assert all(torch.equal(found[key], value) for key, value in trained.items())
+        restored = run_ranks(packages / name, PLANS[name][0], tmp_path / "saved")
+        assert all(torch.equal(restored[key], value) for key, value in trained.items())
     further = run_ranks(packages / "zero", 4, tmp_path / "saved", tmp_path / "again", steps=1)
     assert not torch.equal(further["users.weight"], trained["users.weight"])
     assert_close(run_ranks(packages / "four", 4, tmp_path / "again"), further)
@@ -76,7 +76,7 @@ def test_a_table_of_one_place_is_saved_at_once_by_all(packages: Path, tmp_path: 
     pins = ("place:users=0", "place:top=1", "users.weight=S0[50+14]@tp")
     plan = autoshard.plan(f"{packages / 'ranker.py'}:build", hardware="cpu-local", mesh="tp=2", pins=pins)
     autoshard.write(plan, tmp_path / "placed")
-    train, own = tmp_path / "placed" / "train.py", ("--backend", "gloo", "--save", tmp_path / "saved", "--save-async")
+    train, args = tmp_path / "placed" / "train.py", ("--backend", "gloo", "--save", tmp_path / "saved", "--save-async")
     for steps in (1, 2):
-        done = launched.torchrun(train, 4, *own, "--steps", steps, "--resume", "auto", limit=200.0)
+        done = launched.torchrun(train, 4, *args, "--steps", steps, "--resume", "auto", limit=200.0)
         assert done.returncode == 0 and "is written at once" in done.stdout, done.stderr

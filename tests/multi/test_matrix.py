@@ -158,10 +158,10 @@ def test_every_kind_is_executed(model: str) -> None:
         forced = forced_plan(formulation, kind)
         assert forced is not None, kind
         run(forced)
-    found = coverage()
-    print(f"{model} on {mesh}: {len(plans)} plans, {found}")
-    assert len(found.offered) > {"mlp": 30, "lenet": 60, "gpt2": 120}[model]
-    assert not found.missing
+    covered = coverage()
+    print(f"{model} on {mesh}: {len(plans)} plans, {covered}")
+    assert len(covered.offered) > {"mlp": 30, "lenet": 60, "gpt2": 120}[model]
+    assert not covered.missing
 
 
 @pytest.mark.parametrize("optimizer", [slow("adamw"), "sgd"])

@@ -90,9 +90,9 @@ def test_peak_of_a_step(mesh: str, plans: dict[str, Make], tolerance: float, tmp
     """What is left: on a CPU, attention of some shapes keeps its scores."""
     said = {name: written(make, Mesh.parse(mesh), tmp_path / name) for name, make in plans.items()}
     run_processes("tests.memory_worker", [mesh, str(tmp_path)], Mesh.parse(mesh).size, HANGS)
-    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
-    assert len(found) == Mesh.parse(mesh).size
-    assert said == pytest.approx(peaks(found), rel=tolerance)
+    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
+    assert len(ranks) == Mesh.parse(mesh).size
+    assert said == pytest.approx(peaks(ranks), rel=tolerance)
 
 
 def written(make: Make, mesh: Mesh, folder: Path) -> float:
@@ -105,9 +105,9 @@ def written(make: Make, mesh: Mesh, folder: Path) -> float:
     return max(plan_memory(program, graph).bytes)
 
 
-def peaks(found: Sequence[dict[str, dict[str, list[int]]]]) -> dict[str, float]:
+def peaks(ranks: Sequence[dict[str, dict[str, list[int]]]]) -> dict[str, float]:
     """Of every package, on the rank with most."""
     return {
-        name: max(float(own[name]["fixed"] + max(own[name][phase][0] for phase in PHASES)) for own in found)  # type: ignore[operator]
-        for name in found[0]
+        name: max(float(rank[name]["fixed"] + max(rank[name][phase][0] for phase in PHASES)) for rank in ranks)  # type: ignore[operator]
+        for name in ranks[0]
     }

@@ -53,14 +53,14 @@ def run(package: Path, *options: str) -> tuple[list[int], str]:
 
 @pytest.mark.parametrize("stages", [slow(1), 2])
 def test_a_run_that_comes_to_nan(tmp_path: Path, stages: int) -> None:
-    own = package(tmp_path, stages)
-    codes, said = run(own, "--steps", "5", "--save-async")
+    folder = package(tmp_path, stages)
+    codes, said = run(folder, "--steps", "5", "--save-async")
     assert 7 in codes and "error: loss nan" in said and "nothing is updated" in said, said
     assert -6 not in codes and "step 2: loss" in said and "step 3: loss" not in said
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["step-1", "step-2"]
-    codes, said = run(own, "--steps", "5", "--resume", str(tmp_path / "kept"), "--nonfinite", "skip:1")
+    codes, said = run(folder, "--steps", "5", "--resume", str(tmp_path / "kept"), "--nonfinite", "skip:1")
     assert codes == [0, 0] and "left out, 1 in a row" in said and "step 5: loss" in said, said
     assert "nan" not in said.partition("step 4:")[2]
-    codes, said = run(own, "--steps", "9", "--lr", "1e30", "--resume", str(tmp_path / "kept"))
+    codes, said = run(folder, "--steps", "9", "--lr", "1e30", "--resume", str(tmp_path / "kept"))
     assert 7 in codes, said
     assert not (tmp_path / "kept" / "step-9").exists()

@@ -27,22 +27,22 @@ SIZES = "batch=4..8/4,sequence=8..16/8@0.1@1.1@2.1"
 
 
 class Rows(nn.Module):
-    """A decoder of rows of documents; `kept` makes the mask of positions, or of the number of each document."""
+    """A decoder of rows of documents; `numbering` makes the mask of positions, or of the number of each document."""
 
-    def __init__(self, kept: Callable[[Tensor], Tensor] | None, shifts: bool) -> None:
+    def __init__(self, numbering: Callable[[Tensor], Tensor] | None, shifts: bool) -> None:
         super().__init__()
-        self.kept, self.shifts = kept, shifts
+        self.kept, self.shifts = numbering, shifts
         self.table, self.places, self.head = (
             nn.Embedding(WORDS, WIDTH),
             nn.Embedding(16, WIDTH),
             nn.Linear(WIDTH, WORDS),
         )
 
-    def run(self, ids: Tensor, labels: Tensor, given: Tensor) -> Tensor:
+    def run(self, ids: Tensor, labels: Tensor, marks: Tensor) -> Tensor:
         length = ids.shape[1]
-        x = (self.table(ids) + (self.places(given) if isinstance(self, ByPositions) else 0))[:, None]
+        x = (self.table(ids) + (self.places(marks) if isinstance(self, ByPositions) else 0))[:, None]
         before = torch.arange(length)[:, None] >= torch.arange(length)
-        number = torch.zeros_like(given) if self.kept is None else self.kept(given)
+        number = torch.zeros_like(marks) if self.kept is None else self.kept(marks)
         mask = (number[:, :, None] == number[:, None]) & before
         x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None])[:, 0]
         x, y = (x[:, :-1], labels[:, 1:]) if self.shifts else (x, labels)
@@ -86,15 +86,15 @@ def mixed() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def still() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Nothing is known of its mask: a head of zeros makes all losses equal."""
-    model, given = mixed()
+    model, inputs = mixed()
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
-    return model, given
+    return model, inputs
 
 
 def package(folder: Path, name: str) -> Path:
-    made = plan(f"{__file__}:{name}", mesh="dp=2", hardware="cpu-local", dynamic=SIZES)
-    write(made, folder / "package")
+    dp_plan = plan(f"{__file__}:{name}", mesh="dp=2", hardware="cpu-local", dynamic=SIZES)
+    write(dp_plan, folder / "package")
     (folder / "data.py").write_text(
         "import torch\n"
         "def documents():\n"
@@ -118,10 +118,10 @@ def documents(lengths: list[int]) -> list[Tensor]:
     return [torch.randint(0, WORDS, (n,), generator=draw) for n in lengths]
 
 
-def alone(model: nn.Module, given: list[Tensor], first_counts: bool) -> Tensor:
+def alone(model: nn.Module, docs: list[Tensor], first_counts: bool) -> Tensor:
     """The mean over all labels, each document a batch of its own."""
     losses, counts = [], []
-    for document in given:
+    for document in docs:
         labels = document.clone()
         if not first_counts:
             labels[0] = -100
@@ -140,15 +140,15 @@ def test_packed_documents_have_the_loss_that_they_have_alone(tmp_path: Path, nam
     draw = random.Random(4)
     with packing(package(tmp_path, name)) as module:
         for _ in range(20):
-            given = documents([draw.randint(1, 16) for _ in range(draw.randint(1, 40))])
-            batches = list(module.packed(given, first_counts))
+            docs = documents([draw.randint(1, 16) for _ in range(draw.randint(1, 40))])
+            batches = list(module.packed(docs, first_counts))
             assert all(x.shape == (8, 16) for batch in batches for x in batch.values())
             counts = [int((batch["labels"] != -100).sum()) for batch in batches]
-            assert sum(counts) == sum(len(one) - (not first_counts) for one in given)
+            assert sum(counts) == sum(len(one) - (not first_counts) for one in docs)
             losses = [model(*batch.values()) * count for batch, count in zip(batches, counts, strict=True) if count]
             if losses:
-                found = torch.stack(losses).sum() / sum(counts)
-                assert torch.allclose(found, alone(model, given, first_counts), rtol=0, atol=1e-12)
+                loss = torch.stack(losses).sum() / sum(counts)
+                assert torch.allclose(loss, alone(model, docs, first_counts), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "first_counts"), [("shifted", False), ("in_place", True)])
@@ -156,8 +156,8 @@ def test_a_run_packs_its_documents(tmp_path: Path, name: str, first_counts: bool
     """The first loss is that of the original, each document alone."""
     folder, model = package(tmp_path, name), globals()[name]()[0]
     save_model(model, str(tmp_path / "weights.safetensors"))
-    given = ("--backend", "gloo", "--steps", 2, "--pack", "--data", f"{tmp_path}/data.py:documents")
-    ended = torchrun(folder / "train.py", 2, *given, "--weights", tmp_path / "weights.safetensors")
+    options = ("--backend", "gloo", "--steps", 2, "--pack", "--data", f"{tmp_path}/data.py:documents")
+    ended = torchrun(folder / "train.py", 2, *options, "--weights", tmp_path / "weights.safetensors")
     assert ended.returncode == 0, ended.stderr
     with packing(folder) as module:
         spec = importlib.util.spec_from_file_location("given", tmp_path / "data.py")  # type: ignore[attr-defined]
@@ -179,6 +179,6 @@ def test_a_run_packs_its_documents(tmp_path: Path, name: str, first_counts: bool
 def test_what_can_not_be_packed_is_refused(tmp_path: Path, name: str, loader: str, message: str) -> None:
     folder = package(tmp_path, name)
     save_model(globals()[name]()[0], str(tmp_path / "weights.safetensors"))
-    given = ("--backend", "gloo", "--pack", "--data", f"{tmp_path}/data.py:{loader}")
-    ended = torchrun(folder / "train.py", 2, *given, "--weights", tmp_path / "weights.safetensors")
+    options = ("--backend", "gloo", "--pack", "--data", f"{tmp_path}/data.py:{loader}")
+    ended = torchrun(folder / "train.py", 2, *options, "--weights", tmp_path / "weights.safetensors")
     assert ended.returncode == 2 and message in ended.stderr

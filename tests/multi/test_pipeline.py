@@ -120,12 +120,12 @@ class LongSkips(nn.Module):
         self.down, self.up = (nn.ModuleList(nn.Linear(8, 8) for _ in range(4)) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
+        skips = []
         for layer in self.down:
             x = layer(x).tanh()
-            kept.append(x)
+            skips.append(x)
         for layer in self.up:
-            x = layer(x).tanh() * kept.pop()
+            x = layer(x).tanh() * skips.pop()
         return x.square().mean()
 
 
@@ -143,9 +143,9 @@ def test_values_skip_stages(mesh: str, step: dict[str, object]) -> None:
     plan = planned(mesh, 1, cut=3, graph=graph, **step)
     program = lower(plan, graph)
     sources = handed_from(stage_programs(program, plan), program)
-    assert any(maker < number - 1 for number, own in enumerate(sources) for maker, _ in own)
+    assert any(maker < number - 1 for number, received in enumerate(sources) for maker, _ in received)
     costs = step_costs(plan, program, graph, load_hardware("cpu-local"))
-    assert all(own.seconds > 0 and own.bytes > 0 for own in costs.skips) and costs.skips
+    assert all(skip.seconds > 0 and skip.bytes > 0 for skip in costs.skips) and costs.skips
     own_case = make_case(f"{__file__}:build_skips", {}, graph, steps=2, micro_batches=COUNT)
     proof = check_files(own_case, program, emit(program, plan, graph), "lockstep", 120.0)
     assert proof.passed, proof.failure
@@ -194,8 +194,8 @@ def test_labels_count_on_every_stage() -> None:
     plan = replace(plan, step=replace(plan.step, parts=parts))
     program = lower(plan, graph)
     assert [len(part.label_counts) for part in stage_programs(program, plan)] == [1, 1]
-    found = make_case(spec, {}, graph, steps=2, micro_batches=COUNT)
-    proof = check_files(found, program, emit(program, plan, graph), "gloo", 240.0)
+    case = make_case(spec, {}, graph, steps=2, micro_batches=COUNT)
+    proof = check_files(case, program, emit(program, plan, graph), "gloo", 240.0)
     assert proof.passed, proof.failure
 
 
@@ -266,9 +266,9 @@ def test_every_fault_can_be_planted() -> None:
     [pytest.param(name, marks=[] if name == "collectives are kept" else pytest.mark.slow) for name in FAULTS],
 )
 def test_a_fault_is_seen(fault: str) -> None:
-    kept = fault == "collectives are kept"
-    step = {"stages": 1, "recompute": "selective"} if kept else {"recompute": "full"}
-    proof = checked(planned("tp=2" if kept else "dp=1", 1, **step), FAULTS[fault])
+    selective = fault == "collectives are kept"
+    step = {"stages": 1, "recompute": "selective"} if selective else {"recompute": "full"}
+    proof = checked(planned("tp=2" if selective else "dp=1", 1, **step), FAULTS[fault])
     assert not proof.passed
 
 

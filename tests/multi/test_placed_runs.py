@@ -35,8 +35,8 @@ def captured() -> Graph:
 
 def written(folder: Path, step: StepRequest, mesh: str = "dp=1", strategy: str = "best") -> Path:
     graph = captured()
-    made = make_plan(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), step=step, strategy=strategy))
-    plan = made.plan
+    result = make_plan(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse(mesh), step=step, strategy=strategy))
+    plan = result.plan
     write_package(folder, dict(emit(lower(plan, graph), plan, graph)))
     return folder
 
@@ -60,9 +60,9 @@ def trained(package: Path, processes: int, tmp: Path, *options: object) -> list[
     start = tmp / "start.pt"
     torch.save(placed_lenet.build(double=True)[0].state_dict(), start)
     log = tmp / f"log{len(list(tmp.glob('log*')))}.jsonl"
-    own = ("--backend", "gloo", "--data", f"{SPEC}:make_loader", "--lr", "1e-3", "--max-norm", "inf")
-    given = () if "--resume" in options else ("--weights", start)
-    done = torchrun(package / "train.py", processes, *own, *given, "--log-json", log, *options)
+    common = ("--backend", "gloo", "--data", f"{SPEC}:make_loader", "--lr", "1e-3", "--max-norm", "inf")
+    weights = () if "--resume" in options else ("--weights", start)
+    done = torchrun(package / "train.py", processes, *common, *weights, "--log-json", log, *options)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -80,11 +80,11 @@ def test_the_documented_example(tmp_path: Path, alone: tuple[dict[int, float], p
         batches = [float(model(images.double(), labels)) for images, labels in placed_lenet.make_evaluation()]
     assert rows[-1]["eval_loss"] == pytest.approx(sum(batches) / len(batches), rel=1e-6)
     assert run([package / "convert.py", "--to-original", tmp_path / "saved", tmp_path / "w.pt"]).returncode == 0
-    found = placed_lenet.build(double=True)[0]
-    found.load_state_dict(torch.load(tmp_path / "w.pt"))
+    restored = placed_lenet.build(double=True)[0]
+    restored.load_state_dict(torch.load(tmp_path / "w.pt"))
     for name, expected in model.state_dict().items():
-        torch.testing.assert_close(found.state_dict()[name], expected, rtol=1e-10, atol=1e-12)
-    assert placed_lenet.accuracy(found) == placed_lenet.accuracy(model)
+        torch.testing.assert_close(restored.state_dict()[name], expected, rtol=1e-10, atol=1e-12)
+    assert placed_lenet.accuracy(restored) == placed_lenet.accuracy(model)
 
 
 @pytest.mark.slow
@@ -95,12 +95,12 @@ def test_places_of_different_sizes(
     """Three devices: trained, evaluated, and gone on with on two places of other sizes, at another level of ZeRO."""
     on = {"conv1": 0, "conv2": 0, "fc1": 1, "fc2": 1, "fc3": 1}
     pins = tuple(StagePin(path, place) for path, place in on.items())
-    steps = [StepRequest(places=pins, place_mesh=own) for own in (("1:dp=2",), ("0:tp=2",))]
-    asked = [replace(step, zero=zero) for step, zero in zip(steps, levels, strict=True)]
-    first = written(tmp_path / "first", asked[0], "dp=1", strategy)
+    steps = [StepRequest(places=pins, place_mesh=meshes) for meshes in (("1:dp=2",), ("0:tp=2",))]
+    requests = [replace(step, zero=zero) for step, zero in zip(steps, levels, strict=True)]
+    first = written(tmp_path / "first", requests[0], "dp=1", strategy)
     checked = ("--eval-data", f"{SPEC}:make_evaluation", "--eval-batches", 2)
     rows = trained(first, 3, tmp_path, "--steps", 3, "--save", tmp_path / "saved", *checked)
-    second = written(tmp_path / "second", asked[1], "dp=1", strategy)
+    second = written(tmp_path / "second", requests[1], "dp=1", strategy)
     rows += trained(second, 3, tmp_path, "--steps", 5, "--resume", tmp_path / "saved")
     assert [int(row["step"]) for row in rows if "loss" in row] == [1, 2, 3, 4, 5]
     for row in rows:

@@ -93,10 +93,10 @@ def test_what_is_not_resumed_is_seen(spec: str) -> None:
     line = Resumed(len(PLANTED) + 1)
     line.join(*files(spec, second=False))
     for path, right, wrong in PLANTED:
-        own, ranks = files(spec, second=True)
-        assert right in own[path]
+        texts, ranks = files(spec, second=True)
+        assert right in texts[path]
         with pytest.raises((Mismatch, RuntimeError)):  # what is not loaded may be any numbers: the run ends with inf
-            line.join({**own, path: own[path].replace(right, wrong)}, ranks)
+            line.join({**texts, path: texts[path].replace(right, wrong)}, ranks)
     line.close()
 
 

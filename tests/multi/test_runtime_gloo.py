@@ -16,11 +16,11 @@ def launch(world: int, path: Path, *arguments: str) -> None:
 
     `path`: where they find the runtime.
     """
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path), "PYTHONWARNINGS": "ignore"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path), "PYTHONWARNINGS": "ignore"}
     if world > 1:
-        done = launched.torchrun(SCRIPT, world, *arguments, env=given)
+        done = launched.torchrun(SCRIPT, world, *arguments, env=env)
     else:
-        done = launched.run([SCRIPT, *arguments], env=given)
+        done = launched.run([SCRIPT, *arguments], env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

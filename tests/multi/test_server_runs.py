@@ -39,15 +39,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def actors(package: Path, kind: str) -> list[int]:
     """The processes of a package's actors."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             words, variables = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
         except OSError:
             continue
         if words.startswith(f"ray::{kind}".encode()) and str(package).encode() in variables:
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def run(package: Path, *options: object, at_step: Callable[[int], str] = lambda step: "") -> list[str]:
@@ -58,8 +58,8 @@ def run(package: Path, *options: object, at_step: Callable[[int], str] = lambda 
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if (found := re.match(r"step (\d+):", line)) and int(found[1]) > last:
-                last = int(found[1])
+            if (match := re.match(r"step (\d+):", line)) and int(match[1]) > last:
+                last = int(match[1])
                 kind = at_step(last)
                 for victim in random.Random(last).sample(actors(package, kind), 1) if kind else ():
                     os.kill(victim, signal.SIGKILL)
@@ -70,26 +70,26 @@ def run(package: Path, *options: object, at_step: Callable[[int], str] = lambda 
 
 def figures(lines: list[str]) -> dict[int, tuple[str, str]]:
     """Loss and norm of each step, as it was done last."""
-    found = (re.match(r"step (\d+): loss (\S+), gradient norm (\S+),", line) for line in lines)
-    return {int(own[1]): (own[2], own[3]) for own in found if own}
+    matches = (re.match(r"step (\d+): loss (\S+), gradient norm (\S+),", line) for line in lines)
+    return {int(match[1]): (match[2], match[3]) for match in matches if match}
 
 
 def undisturbed(package: Path, steps: int) -> tuple[dict[int, tuple[str, str]], dict[str, torch.Tensor]]:
     """The same run in one process, without Ray: figures and parameters."""
     loaded = load_package(package)
-    own, model = loaded.server_run, loaded.model
+    server_run, model = loaded.server_run, loaded.model
     plan = types.SimpleNamespace(**vars(loaded.server_plan))
-    made = own.InProcess(model.build_model, model.MESH, plan, model.OPTIMIZER, model.MICRO_BATCHES, {})
-    batches, found = loaded.batches.synthetic_batches(made.workers[0].mesh, 0, 0), {}
+    local_run = server_run.InProcess(model.build_model, model.MESH, plan, model.OPTIMIZER, model.MICRO_BATCHES, {})
+    batches, by_step = loaded.batches.synthetic_batches(local_run.workers[0].mesh, 0, 0), {}
     for step in range(1, steps + 1):
-        works = own.share_works(
+        works = server_run.share_works(
             step, [next(batches) for _ in range(model.MICRO_BATCHES)], [()] * model.MICRO_BATCHES, None
         )
-        losses = [result.loss for result in made.compute(own.Dealer(), works)]
-        norm = own.update_norm(made.client, 0, step)
-        own.apply_update(made.client, 0, step, norm, 1.0, (3e-4, 0.01))
-        found[step] = (f"{sum(losses) / len(losses):.6f}", f"{norm:.4f}")
-    return found, made.values()
+        losses = [result.loss for result in local_run.compute(server_run.Dealer(), works)]
+        norm = server_run.update_norm(local_run.client, 0, step)
+        server_run.apply_update(local_run.client, 0, step, norm, 1.0, (3e-4, 0.01))
+        by_step[step] = (f"{sum(losses) / len(losses):.6f}", f"{norm:.4f}")
+    return by_step, local_run.values()
 
 
 HELD_OUT = """
@@ -123,11 +123,11 @@ def test_a_worker_and_a_server_are_killed(package: Path, tmp_path: Path) -> None
     assert state.keys() == values.keys() and all(torch.equal(state[name], values[name]) for name in values)
     evaluated = re.findall(r"step (\d+): evaluation loss (\S+)", text)
     assert {step for step, _ in evaluated} == {"3", "6", "9"} and len(set(evaluated)) == 3, text
-    model, made = build(**SIZES)[0], dict[str, Any]()
+    model, namespace = build(**SIZES)[0], dict[str, Any]()
     model.load_state_dict(state)
-    exec(HELD_OUT, made)
+    exec(HELD_OUT, namespace)
     with torch.no_grad():
-        losses = [float(model.eval()(*batch)) for batch in made["batches"]()]
+        losses = [float(model.eval()(*batch)) for batch in namespace["batches"]()]
     assert abs(float(evaluated[-1][1]) - sum(losses) / 3) < 1e-5, (evaluated, losses)
 
 
@@ -143,7 +143,7 @@ def test_asynchronous_and_resumed(tmp_path: Path) -> None:
     for text in ("".join(first), "".join(second)):
         oldest = re.search(r"the oldest gradient was (\d+) updates old, at most 3 may be", text)
         assert oldest and int(oldest[1]) <= 3, text
-    assert [own.name for own in (tmp_path / "saved").glob("step-*")] == ["step-5"]
+    assert [folder.name for folder in (tmp_path / "saved").glob("step-*")] == ["step-5"]
 
 
 @pytest.mark.slow
@@ -164,16 +164,16 @@ def test_random_kills(tmp_path: Path, kills: int, workers: int) -> None:
     print("".join(line for line in lines if not line.startswith("step ")))
     text = "".join(lines)
     assert not left[0] and figures(lines) == undisturbed(package, steps)[0], text
-    assert all(int(own) <= 5 for own in re.findall(r"(\d+) steps are lost", text))
+    assert all(int(count) <= 5 for count in re.findall(r"(\d+) steps are lost", text))
 
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """A Ray cluster with room for two servers and a worker."""
     ray = pytest.importorskip("ray.cluster_utils")
-    made = ray.Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
-    yield made
-    made.shutdown()
+    ray_cluster = ray.Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+    yield ray_cluster
+    ray_cluster.shutdown()
 
 
 @pytest.mark.slow

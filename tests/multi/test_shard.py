@@ -33,10 +33,10 @@ def test_the_examples_run_split_and_alone(name: str, ranks: int) -> None:
     """The same losses on several processes as in one."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     script = str(ROOT / "examples" / f"{name}.py")
-    found = []
+    losses = []
     for start in (command, [sys.executable]):
         done = subprocess.run([*start, script], capture_output=True, text=True, timeout=HANGS, cwd=ROOT)
         assert done.returncode == 0, done.stderr
-        found.append(re.findall(r"step \d: loss ([\d.]+)", done.stdout))
-    assert len(found[0]) == 3
-    assert [float(x) for x in found[0]] == pytest.approx([float(x) for x in found[1]], abs=2e-6)
+        losses.append(re.findall(r"step \d: loss ([\d.]+)", done.stdout))
+    assert len(losses[0]) == 3
+    assert [float(x) for x in losses[0]] == pytest.approx([float(x) for x in losses[1]], abs=2e-6)

@@ -42,10 +42,10 @@ def test_random_stages_and_policies(name: str, mesh: str, step: dict[str, object
     starts = [0, *sorted(drawn.sample(range(1, len(graph.ops)), len(plan.step.parts) - 1))]
     stages = plan.step.stages
     parts = tuple(StagePart(i % stages, i // stages, graph.ops[s].name) for i, s in enumerate(starts))
-    policies = tuple(BlockPolicy(own.module, drawn.choice([*RECOMPUTE.values()])) for own in plan.step.recompute)
+    policies = tuple(BlockPolicy(policy.module, drawn.choice([*RECOMPUTE.values()])) for policy in plan.step.recompute)
     plan = replace(plan, step=replace(plan.step, parts=parts, recompute=policies))
     program = lower(plan, graph)
-    found = make_case(spec, sizes, graph, steps=2, micro_batches=COUNT)
-    proof = check_files(found, program, emit(program, plan, graph), "gloo", 240.0)
+    case = make_case(spec, sizes, graph, steps=2, micro_batches=COUNT)
+    proof = check_files(case, program, emit(program, plan, graph), "gloo", 240.0)
     assert proof.passed, proof.failure
     assert proof.ranks == plan.devices

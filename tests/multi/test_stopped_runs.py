@@ -107,11 +107,11 @@ def stopped(ranks: Ranks, saved: Path) -> int:
 def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_as_if_nothing_was(
     tmp_path: Path, package: Path, stages: int
 ) -> None:
-    own, saved = package if stages == 1 else made(tmp_path, "dp=1", 2), tmp_path / "saved"
-    options = (*data(own, "Stateful"), "--save", saved, "--save-every", 3, "--keep", 2)
-    ranks = start(own, *options, "--steps", 100_000, "--resume", "auto")
+    folder, saved = package if stages == 1 else made(tmp_path, "dp=1", 2), tmp_path / "saved"
+    options = (*data(folder, "Stateful"), "--save", saved, "--save-every", 3, "--keep", 2)
+    ranks = start(folder, *options, "--steps", 100_000, "--resume", "auto")
     until(saved / "step-9", ranks)
-    second = start(own, *options, "--steps", 3)
+    second = start(folder, *options, "--steps", 3)
     assert second.wait() == [2, 2]
     errors = "".join(second.said())
     assert errors.count("error") == 1 and "another job writes its checkpoints there: process " in errors, errors
@@ -120,19 +120,19 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_as_if_nothing_was
     assert f"no checkpoint in {saved}: a fresh start" in ranks.said()[0]
     assert len(names(saved)) == 2 and f"step-{step}" in names(saved)
 
-    refused = start(own, *options, "--steps", step + 3)
+    refused = start(folder, *options, "--steps", step + 3)
     assert refused.wait() == [2, 2] and "it has checkpoints of another run" in "".join(refused.said())
     (saved / "step-100.partial").mkdir()  # as one leaves it that was killed while it saved
     (saved / "step-9999").mkdir()
     (saved / ".lock").write_text("process 1 on a host")
     os.replace(saved / f"step-{step}", saved / f"step-{step}.older")
-    resumed = start(own, *options, "--steps", step + 3, "--resume", "auto", "--save-async")
+    resumed = start(folder, *options, "--steps", step + 3, "--resume", "auto", "--save-async")
     assert resumed.wait() == [0, 0], resumed.said()
     assert f"resumed {saved}/step-{step} at step {step}" in resumed.said()[0]
     assert f"{saved}/step-9999 is left out: " in resumed.said()[0]
     assert len(names(saved)) == 3 and {f"step-{step + 3}", "step-9999"} < {*names(saved)}, names(saved)
 
-    whole = start(own, *data(own, "Stateful"), "--steps", step + 3)
+    whole = start(folder, *data(folder, "Stateful"), "--steps", step + 3)
     assert whole.wait() == [0, 0]
     assert losses(ranks.said()[0]) | losses(resumed.said()[0]) == losses(whole.said()[0])
 
@@ -140,7 +140,7 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_as_if_nothing_was
 def test_all_ranks_of_several_axes_agree_on_the_step(tmp_path: Path) -> None:
     """Where the loss is summed over no axis, what they agree on is summed over each, in one order on all ranks."""
     graph = capture(spec("residual"), {})
-    plan = forced_plan(graph, Mesh.parse("dp=2,tp=2"), lambda _, own: {one.kind for one in own.choices} == {"repeat"})
+    plan = forced_plan(graph, Mesh.parse("dp=2,tp=2"), lambda _, s: {one.kind for one in s.choices} == {"repeat"})
     write_package(tmp_path / "package", emit(lower(plan, graph), plan, graph))
     saved = tmp_path / "saved"
     ranks = start(
@@ -200,10 +200,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_fails_on_one_rank_is_reported_by_the_one_that_knows(
     tmp_path: Path, together: Path, fault: str, log_every: int
 ) -> None:
-    own = together
+    pkg = together
     message, code = FAULTS[fault]
     ranks = start(
-        own, *data(own, fault), "--steps", 20, "--save", tmp_path / "saved", "--save-every", 2, "--log-every", log_every
+        pkg, *data(pkg, fault), "--steps", 20, "--save", tmp_path / "saved", "--save-every", 2, "--log-every", log_every
     )
     assert ranks.wait() == [code, code], ranks.said()
     errors = [line for said in ranks.said() for line in said.splitlines() if not line.startswith(("step", "  try: "))]

@@ -36,8 +36,8 @@ LOSS = re.compile(r"(step \d+: (?:evaluation )?loss [\d.]+)(?:, gradient norm ([
 
 
 def figures(out: str) -> list[float]:
-    found = [LOSS.match(line) for line in out.splitlines()]
-    return [float(word) for own in found if own for word in (own[1].split()[-1], own[2]) if word]
+    matches = [LOSS.match(line) for line in out.splitlines()]
+    return [float(word) for match in matches if match for word in (match[1].split()[-1], match[2]) if word]
 
 
 @pytest.mark.parametrize("zero", [1, slow(3)])
@@ -51,9 +51,9 @@ def test_training_evaluation_and_resuming_give_the_losses_of_equal_shares(zero: 
     data += ["--eval-data", f"{tmp_path / 'data.py'}:make_loader", "--eval-every", 2, "--eval-batches", 2]
     every = []
     for name, shares in (("equal", ()), ("unequal", (8, 1, 3))):
-        own = replace(plan, model_arguments=tuple(sizes.items()), step=StepPlan(4, zero=zero, batch_shares=shares))
-        folder, program = tmp_path / name, lower(own, graph)
-        write_package(folder, emit(program, own, graph))
+        variant = replace(plan, model_arguments=tuple(sizes.items()), step=StepPlan(4, zero=zero, batch_shares=shares))
+        folder, program = tmp_path / name, lower(variant, graph)
+        write_package(folder, emit(program, variant, graph))
         saved = ["--save", tmp_path / f"{name}.checkpoints"]
         first = launched.torchrun(folder / "train.py", 3, *data, *saved, "--steps", 2)
         then = launched.torchrun(folder / "train.py", 3, *data, *saved, "--resume", "auto", "--steps", 4)

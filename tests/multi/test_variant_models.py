@@ -56,8 +56,8 @@ def test_a_model_that_must_use_the_variant(name: str, target: str, variant: str,
     plan = random_plan(
         PlanningContext(where.graph, Mesh.parse(mesh), load_hardware("a100-80g-sxm")), 0, allowed=allowed
     )
-    own = [op.variant for op in plan.ops if where.graph.by_op[op.op].target == target]
-    assert own and set(own) == {variant}
+    variants = [op.variant for op in plan.ops if where.graph.by_op[op.op].target == target]
+    assert variants and set(variants) == {variant}
     program = lower(plan, where.graph)
     files = emit(program, plan, where.graph)
     assert f"{variant}(" in files["model_parallel.py"]

@@ -43,9 +43,9 @@ def test_six_processes_have_the_loss_of_one(tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    own = ("--backend", "gloo", "--data", f"{SPEC}:make_loader", "--lr", "1e-3", "--max-norm", "inf")
-    given = ("--weights", tmp_path / "start.pt", "--log-json", tmp_path / "log", "--steps", STEPS)
-    done = torchrun(tmp_path / "out" / "train.py", 6, *own, *given)
+    options = ("--backend", "gloo", "--data", f"{SPEC}:make_loader", "--lr", "1e-3", "--max-norm", "inf")
+    run_options = ("--weights", tmp_path / "start.pt", "--log-json", tmp_path / "log", "--steps", STEPS)
+    done = torchrun(tmp_path / "out" / "train.py", 6, *options, *run_options)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [row["loss"] for row in rows if "loss" in row] == pytest.approx(losses, rel=1e-6)

@@ -30,8 +30,8 @@ class Half(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
-        made = self.down(self.up(self.norm(x)).tanh())
-        return made if scale is None else made * scale
+        output = self.down(self.up(self.norm(x)).tanh())
+        return output if scale is None else output * scale
 
 
 class Pairs(nn.Module):
@@ -96,11 +96,11 @@ def test_what_nothing_calls_is_left_out_and_what_it_holds_is_computed_again(
 ) -> None:
     graph = capture(SPEC, {"kind": kind})
     plan = forced_plan(graph, Mesh.parse("tp=2"), lambda *_: True)
-    made = with_step(plan, graph, StepRequest(micro_batches=2, recompute="full"))
+    step_plan = with_step(plan, graph, StepRequest(micro_batches=2, recompute="full"))
     left = [f"layers.{n} is not recomputed: {reason}" for n in range(2) if reason]
-    assert again(made) == wanted and [*made.search.notes[len(plan.search.notes) :]] == left
-    program = lower(made, graph)
-    files = emit(program, made, graph)
+    assert again(step_plan) == wanted and [*step_plan.search.notes[len(plan.search.notes) :]] == left
+    program = lower(step_plan, graph)
+    files = emit(program, step_plan, graph)
     assert ("recomputed(" in files["model_parallel.py"]) == bool(wanted)
     case = make_case(SPEC, {"kind": kind}, graph, steps=1, micro_batches=2)
     proof = check_files(case, program, files)
@@ -111,8 +111,8 @@ def searched(graph: Graph) -> tuple[Graph, Plan, float]:
     """The plan that a search makes, and the seconds of its blocks."""
     step = StepRequest(global_batch=16, stages=2, micro_batch=2, recompute="full")
     hardware = load_hardware("a100-80g-sxm")
-    found = searched_step(graph, hardware, SearchRequest(devices=2, step=step))
-    return *joint_plan(found, hardware, Origin("")), found.best.seconds
+    result = searched_step(graph, hardware, SearchRequest(devices=2, step=step))
+    return *joint_plan(result, hardware, Origin("")), result.best.seconds
 
 
 def test_a_searched_step_computes_no_block_again_twice() -> None:

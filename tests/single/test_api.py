@@ -102,11 +102,11 @@ def test_a_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     from autoshard import workflow
 
     x, model, calls = torch.randn(8, 16), mlp(), []
-    monkeypatch.setattr(workflow, "make_plan", lambda *a, made=workflow.make_plan: calls.append(1) or made(*a))
+    monkeypatch.setattr(workflow, "make_plan", lambda *a, planner=workflow.make_plan: calls.append(1) or planner(*a))
     first = autoshard.plan(model, x, **WHERE, cache=tmp_path)
     monkeypatch.setenv("AUTOSHARD_CACHE", str(tmp_path))
-    again = autoshard.plan(mlp(), x, **WHERE)
-    assert dumps(first.plan) == dumps(again.plan) and len(calls) == 1
+    second = autoshard.plan(mlp(), x, **WHERE)
+    assert dumps(first.plan) == dumps(second.plan) and len(calls) == 1
     autoshard.plan(model, x, **WHERE, level="memory")
     autoshard.plan(model, x[:4], **WHERE)
     assert len(calls) == 3
@@ -184,13 +184,13 @@ def test_layouts_and_strategies_as_data() -> None:
 def test_the_package_of_an_object(tmp_path: Path) -> None:
     """Its plan says that there is no code to verify it with; a plan of another model is no part of it."""
     x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
-    asked = {"targets": t, "loss": cross_entropy, "hardware": "cpu-local"}
-    plan = autoshard.plan(mlp(), x, **asked, mesh="dp=2")
-    other = autoshard.plan(nn.Linear(16, 8), x, **asked, mesh="dp=4")
+    options = {"targets": t, "loss": cross_entropy, "hardware": "cpu-local"}
+    plan = autoshard.plan(mlp(), x, **options, mesh="dp=2")
+    other = autoshard.plan(nn.Linear(16, 8), x, **options, mesh="dp=4")
     with pytest.raises(UsageError, match="has other parameters"):
         autoshard.write(plan, tmp_path / "package", also=[other])
     assert not (tmp_path / "package").exists()
-    autoshard.write(plan, tmp_path / "package", also=[autoshard.plan(mlp(), x, **asked, mesh="dp=4")])
+    autoshard.write(plan, tmp_path / "package", also=[autoshard.plan(mlp(), x, **options, mesh="dp=4")])
     with pytest.raises(UsageError, match="made from an object, a Sequential"):
         autoshard.verify(autoshard.load_plan(tmp_path / "package"))
 
@@ -204,10 +204,10 @@ def test_a_part_stays_in_evaluation(capfd: pytest.CaptureFixture[str]) -> None:
     parallel = autoshard.parallelize(model, autoshard.plan(model, x, hardware="cpu-local", mesh="dp=1"))
     assert torch.allclose(parallel(x), model(x))
     state = parallel.full_state_dict()
-    assert {name: (own.shape, own.dtype) for name, own in state.items()} == {
-        name: (own.shape, own.dtype) for name, own in model.state_dict().items()
+    assert {name: (value.shape, value.dtype) for name, value in state.items()} == {
+        name: (value.shape, value.dtype) for name, value in model.state_dict().items()
     }
-    parallel.load_full_state_dict({name: 2 * own for name, own in state.items()})
+    parallel.load_full_state_dict({name: 2 * value for name, value in state.items()})
     assert torch.equal(parallel.full_state_dict()["turns"], 2 * state["turns"])
 
 

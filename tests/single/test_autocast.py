@@ -132,10 +132,10 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 def test_dtypes_are_those_of_autocast(name: str) -> None:
     module, x = Operator(OPERATORS[name]), torch.rand(4, 8)
     with autocast_as_planned("bf16-mixed"):
-        made = module(x)
-    made.sum().backward()
+        output = module(x)
+    output.sum().backward()
     graph = capture_model(module, (x,), "bf16-mixed")
-    assert graph.tensor(graph.outputs[0]).dtype == str(made.dtype).removeprefix("torch.")
+    assert graph.tensor(graph.outputs[0]).dtype == str(output.dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("name", ["matmul", "einsum", "add", "mul", "bmm", "conv1d", "binary_cross_entropy", "prod"])
@@ -145,8 +145,8 @@ def test_the_same_on_the_cpu_itself(name: str) -> None:
     with autocast_as_planned("bf16-mixed"):
         planned = module(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        own = module(x)
-    assert planned.dtype == own.dtype
-    assert torch.equal(planned, own)
+        native = module(x)
+    assert planned.dtype == native.dtype
+    assert torch.equal(planned, native)
     with torch.autocast("cpu", dtype=torch.bfloat16):  # CPU's lists are back: layer norm follows its input there
         assert F.layer_norm(module.linear(x), (8,)).dtype == torch.bfloat16

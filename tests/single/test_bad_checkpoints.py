@@ -87,9 +87,9 @@ def test_of_a_folder_of_checkpoints_the_last_whole_one_is_taken(
         shutil.copytree(good, saved / f"step-{number}")
     shutil.copytree(good, saved / "step-12.partial")
     (saved / "step-11" / ".metadata").write_bytes(b"no index")
-    code, told, _ = convert("--to-original", saved, tmp_path / "out.pt")
+    code, printed, _ = convert("--to-original", saved, tmp_path / "out.pt")
     assert code == 0 and (tmp_path / "out.pt").exists()
-    assert f"taken from {saved / 'step-10'}\n" in told and f"{saved / 'step-11'} is left out: " in told
+    assert f"taken from {saved / 'step-10'}\n" in printed and f"{saved / 'step-11'} is left out: " in printed
     for number in (2, 10):
         (saved / f"step-{number}" / "training.json").unlink()
     code, _, said = convert("--to-original", saved, tmp_path / "none.pt")

@@ -34,8 +34,8 @@ class Recommender(nn.Module):
         self.top = nn.Sequential(nn.Linear(tables * width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, ids: Tensor, clicks: Tensor) -> Tensor:
-        found = torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], dim=1)
-        return F.binary_cross_entropy_with_logits(self.top(found).squeeze(1), clicks)
+        vectors = torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], dim=1)
+        return F.binary_cross_entropy_with_logits(self.top(vectors).squeeze(1), clicks)
 
 
 class Lists(nn.Module):
@@ -53,8 +53,8 @@ class Lists(nn.Module):
         ends = F.pad(offsets, (0, 1), value=13)
         options = {"mode": "sum", "sparse": True, "per_sample_weights": self.weights}
         sums = F.embedding_bag(ids, self.sums.weight, offsets, **options)
-        found = [sums, self.means(ids, ends), self.largest(ids, offsets)]
-        return self.out(torch.cat(found, 1)).square().mean()
+        bags = [sums, self.means(ids, ends), self.largest(ids, offsets)]
+        return self.out(torch.cat(bags, 1)).square().mean()
 
 
 def recommender(
@@ -102,8 +102,8 @@ def test_lists_keep_their_offsets() -> None:
 @pytest.mark.parametrize("factor", ["vocabulary", slow("d"), slow("b")])
 @pytest.mark.parametrize("name", [slow("recommender"), "lists"])
 def test_programs_are_right(name: str, factor: str) -> None:
-    found, largest = check(f"{__file__}:{name}", "dp=2,tp=2", bags_by(factor), seeds=(0, 1))
-    assert "parallel_embedding_bag" in found or (factor != "vocabulary" and (name, factor) != ("lists", "b"))
+    functions, largest = check(f"{__file__}:{name}", "dp=2,tp=2", bags_by(factor), seeds=(0, 1))
+    assert "parallel_embedding_bag" in functions or (factor != "vocabulary" and (name, factor) != ("lists", "b"))
     assert largest < 1e-9
 
 

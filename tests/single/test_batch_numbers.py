@@ -158,6 +158,6 @@ def grown(step: Instruction) -> Instruction:
     """Of one kind of operator, a size that is more than the batch says."""
     if not isinstance(step, Compute) or step.target != "aten.expand":
         return step
-    (name, sizes), *rest = step.attributes
+    (name, sizes), *others = step.attributes
     assert isinstance(sizes, tuple)
-    return replace(step, attributes=((name, (9, *sizes[1:])), *rest))
+    return replace(step, attributes=((name, (9, *sizes[1:])), *others))

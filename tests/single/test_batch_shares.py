@@ -67,7 +67,7 @@ def test_a_step_is_the_models_own_whatever_the_shares(
     program = lower(plan, graph)
     case = make_case(spec, sizes, graph, steps=2, micro_batches=plan.step.micro_batches)
     proof = check_files(case, program, emit(program, plan, graph))
-    checked = {own.kind: own.count for own in proof.kinds}
+    checked = {kind.kind: kind.count for kind in proof.kinds}
     assert proof.passed and checked["output"] and checked["evaluation"] == plan.mesh.size
 
 
@@ -148,7 +148,7 @@ def test_shares_are_the_best_of_all(seconds: list[float], more: int) -> None:
     slices = len(seconds) + more
     counts = dealt(seconds, slices)
     every = itertools.product(range(1, slices + 1), repeat=len(seconds))
-    least = min(max(map(float.__mul__, map(float, own), seconds)) for own in every if sum(own) == slices)
+    least = min(max(map(float.__mul__, map(float, shares), seconds)) for shares in every if sum(shares) == slices)
     assert sum(counts) == slices and min(counts) >= 1
     assert max(map(float.__mul__, map(float, counts), seconds)) == pytest.approx(least)
 
@@ -166,21 +166,21 @@ def planned(shares: str | None, mesh: str = "dp=2,tp=2", count: int = 6, style: 
 @pytest.mark.slow
 def test_the_shares_of_two_kinds_are_those_with_the_shortest_step() -> None:
     """Of all that there are, as each is predicted; what says so can be typed."""
-    found, equal = planned(None), planned("equal")
+    plan, equal = planned(None), planned("equal")
     every = {}
     for first in range(1, 12):
-        own = replace(equal, step=replace(equal.step, batch_shares=(first, 12 - first)))
-        every[first, 12 - first] = predicted(own, large()).step_seconds
-    assert found.step.batch_shares == min(every, key=lambda own: every[own]) != (6, 6)
-    assert found.step_seconds == min(every.values()) < 0.9 * equal.step_seconds
-    assert found.step.batch_shares == best_shares(equal, large(), TWO)
-    first, second = found.step.batch_shares
+        candidate = replace(equal, step=replace(equal.step, batch_shares=(first, 12 - first)))
+        every[first, 12 - first] = predicted(candidate, large()).step_seconds
+    assert plan.step.batch_shares == min(every, key=lambda shares: every[shares]) != (6, 6)
+    assert plan.step_seconds == min(every.values()) < 0.9 * equal.step_seconds
+    assert plan.step.batch_shares == best_shares(equal, large(), TWO)
+    first, second = plan.step.batch_shares
     note = f"of 12 slices a step (2 of each micro-batch) ranks 0 to 1 compute {first} each, "
     note += f"ranks 2 to 3 compute {second} each"
-    assert share_words(found.step, found.mesh) == note and any(note in own for own in found.search.notes)
-    assert planned(f"{first},{second}").step == found.step
-    assert plan_json.plan_hash(found, large()) != plan_json.plan_hash(equal, large())
-    assert plan_json.loads(plan_json.dumps(found)) == found
+    assert share_words(plan.step, plan.mesh) == note and any(note in line for line in plan.search.notes)
+    assert planned(f"{first},{second}").step == plan.step
+    assert plan_json.plan_hash(plan, large()) != plan_json.plan_hash(equal, large())
+    assert plan_json.loads(plan_json.dumps(plan)) == plan
 
 
 def test_shares_stand_for_each_coordinate_or_each_kind_and_follow_a_shorter_mesh() -> None:
@@ -217,22 +217,22 @@ def test_options_that_can_not_be(options: str, said: str, capsys: pytest.Capture
 def test_a_searched_step_takes_unequal_shares_where_they_pay() -> None:
     """Its bound holds for all shares; equal ones are asked for."""
     ways = space(large(), 4, 64, zero=(0, 1), micro_batch=(2,), stages=(1,))
-    found, equal = (
-        joint_search(large(), TWO, replace(ways, equal_shares=own), TWO.usable_memory_bytes) for own in (False, True)
+    result, equal = (
+        joint_search(large(), TWO, replace(ways, equal_shares=flag), TWO.usable_memory_bytes) for flag in (False, True)
     )
-    assert found.best.problem.by_replica and not equal.best.problem.by_replica
-    assert found.bound <= found.best.seconds < 0.9 * equal.best.seconds
-    _, plan = joint_plan(found, TWO, Origin(model=GPT2))
+    assert result.best.problem.by_replica and not equal.best.problem.by_replica
+    assert result.bound <= result.best.seconds < 0.9 * equal.best.seconds
+    _, plan = joint_plan(result, TWO, Origin(model=GPT2))
     assert len(set(plan.step.batch_shares)) == 2
-    assert plan.step_seconds == pytest.approx(found.best.seconds, rel=0.1)
-    for own in (found.best, *found.others):
-        problem = own.problem
+    assert plan.step_seconds == pytest.approx(result.best.seconds, rel=0.1)
+    for candidate in (result.best, *result.others):
+        problem = candidate.problem
         counts = itertools.product(range(1, 8), repeat=len(problem.by_replica)) if problem.by_replica else ()
         every = [one for one in counts if sum(one) == problem.choice.micro_batches * len(problem.by_replica)]
         for one in every:
-            costs = [kind.step_costs(own.plan).parts[0] for kind in problem.by_replica]
+            costs = [kind.step_costs(candidate.plan).parts[0] for kind in problem.by_replica]
             took = max(n * (c.forward_seconds + c.backward_seconds) for n, c in zip(one, costs, strict=True))
             assert took >= problem.choice.micro_batches * sum(
                 float(problem.fronts[kind].front.seconds[point])
-                for kind, point in zip(problem.kinds, own.plan.points, strict=True)
+                for kind, point in zip(problem.kinds, candidate.plan.points, strict=True)
             ) * (1 - 1e-9)

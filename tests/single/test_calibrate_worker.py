@@ -49,7 +49,7 @@ def test_what_else_runs_changes_no_time() -> None:
 def test_a_disturbed_while_is_shared_by_all_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three quarters of the time something else runs, in long stretches: no collective takes longer for it."""
     collectives, now = 8, 0
-    quiet = [1e-4 * (1 + own) for own in range(collectives)]
+    quiet = [1e-4 * (1 + i) for i in range(collectives)]
 
     class Transport:
         def barrier(self) -> None:
@@ -61,9 +61,9 @@ def test_a_disturbed_while_is_shared_by_all_collectives(monkeypatch: pytest.Monk
         return run() + (0.01 if now % 240 >= 60 else 0.0)
 
     monkeypatch.setattr(measure_worker, "_sample", sample)
-    runs = [lambda own=own: own for own in quiet]
-    found = measure_worker.in_rounds(runs, Transport(), torch.device("cpu"))  # type: ignore[arg-type]
-    assert found == pytest.approx(quiet)
+    runs = [lambda seconds=seconds: seconds for seconds in quiet]
+    measured = measure_worker.in_rounds(runs, Transport(), torch.device("cpu"))  # type: ignore[arg-type]
+    assert measured == pytest.approx(quiet)
 
 
 def test_an_operator_is_issued_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_a_whole_calibration(tmp_path: Path):
 @pytest.mark.slow
 def test_two_nodes_under_torchrun(tmp_path: Path):
     """Two agents of two processes each stand for nodes: links between them are measured, the first process writes."""
-    own = load_hardware("cpu-local").text.replace("devices_per_node = 16", "devices_per_node = 2")
-    before, links = own.split("[[links]]")
+    profile = load_hardware("cpu-local").text.replace("devices_per_node = 16", "devices_per_node = 2")
+    before, links = profile.split("[[links]]")
     links, constants = links.split("# Constants of the cost formulas", 1)
     inner = links.replace("devices = 16", "devices = 2")
     outer = links.replace('"loopback"', '"network"')
@@ -110,9 +110,9 @@ def test_two_nodes_under_torchrun(tmp_path: Path):
         subprocess.Popen([*command, "--node-rank", node, *verb], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         for node in ("0", "1")
     ]
-    told = [node.communicate(timeout=HANGS)[0] for node in nodes]
+    outputs = [node.communicate(timeout=HANGS)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
-    assert "network between nodes: " in told[0] and "written to" not in told[1]
+    assert "network between nodes: " in outputs[0] and "written to" not in outputs[1]
     measured = load_hardware(str(tmp_path / "mine.toml"))
     assert [link.name for link in measured.links] == ["loopback", "network"]
     assert any(figure.key.endswith("bandwidth") and "across nodes" in figure.source for figure in measured.figures)

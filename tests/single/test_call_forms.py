@@ -102,14 +102,14 @@ def three_without_loss() -> tuple[nn.Module, Tensor, Tensor]:
 )
 def test_plan_and_verify(name: str, loss: str, inputs: list[str], tmp_path: Path) -> None:
     """The package's inputs have the batch's names; it computes what the original model and loss do."""
-    given = {LOSS: HERE + loss} if loss else {}
-    graph = capture(HERE + name, given)
+    arguments = {LOSS: HERE + loss} if loss else {}
+    graph = capture(HERE + name, arguments)
     assert list(graph.inputs) == inputs
     assert graph.loss == graph.outputs[0]
     out = tmp_path / "out"
     options = ["--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--strategy", "random:1", "--out", str(out)]
-    asked = [LOSS, HERE + loss] if loss else []
-    assert main(["plan", HERE + name, *asked, *options]) == 0
+    loss_options = [LOSS, HERE + loss] if loss else []
+    assert main(["plan", HERE + name, *loss_options, *options]) == 0
     assert LOSS in (out / "model_parallel.py").read_text().partition("from __future__")[0] or not loss
     assert main(["verify", str(out), "--backend", "lockstep"]) == 0  # from the plan alone
 
@@ -162,13 +162,13 @@ def test_a_graph_tells_how_its_model_is_called(name: str, loss: str, given: Call
     other, _ = called_with(model, call, args, {**kwargs, more: 1}, targets=0)
     assert other.form != call.form
     assert call.returned is not None
-    found = rebuilt(call.returned, [f"output {i}" for i in range(len(graph.outputs))])
+    returned = rebuilt(call.returned, [f"output {i}" for i in range(len(graph.outputs))])
     if not loss:
-        assert type(found) is type(model(*args, **kwargs))
+        assert type(returned) is type(model(*args, **kwargs))
     if name == "plain":
-        assert found == ("output 0", {"x": "output 1", "kept": (None, 3)})
+        assert returned == ("output 0", {"x": "output 1", "kept": (None, 3)})
     if name == "language_model":
-        assert found.loss == "output 0" and found.logits == "output 1"
+        assert returned.loss == "output 0" and returned.logits == "output 1"
 
 
 def test_what_a_damaged_call_says() -> None:

@@ -41,9 +41,9 @@ KEPT_WRONGLY = {
 class Keeping(nn.Module):
     """In a list, in an attribute that is None before, or in one that there is not."""
 
-    def __init__(self, kept: str, where: str = "list", grows: bool = False) -> None:
+    def __init__(self, what: str, where: str = "list", grows: bool = False) -> None:
         super().__init__()
-        self.a, self.what, self.where, self.grows = nn.Linear(4, 4), kept, where, grows
+        self.a, self.what, self.where, self.grows = nn.Linear(4, 4), what, where, grows
         self.kept = list[torch.Tensor]()
         if where == "none":
             self.first: torch.Tensor | None = None
@@ -106,9 +106,9 @@ def test_a_mode_is_state_like_any_other(first: bool) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if first:
                 self.norm.eval()
-            made = self.norm(self.a(x)).square().mean()
+            loss = self.norm(self.a(x)).square().mean()
             self.norm.eval()
-            return made
+            return loss
 
     if first:
         assert capture_model(Frozen(), (torch.randn(4, 4),)).loss
@@ -138,11 +138,11 @@ class Hooking(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.in_each_call or not getattr(self, "hooked", False):
-            self.a.register_forward_hook(lambda module, given, made: self.seen.append(made))
+            self.a.register_forward_hook(lambda module, inputs, output: self.seen.append(output))
             self.hooked = True
         self.seen.clear()
-        made = self.a(x)
-        return (made * sum(self.seen)).mean()
+        output = self.a(x)
+        return (output * sum(self.seen)).mean()
 
 
 def test_hooks_of_the_first_call_belong_to_the_attribute_that_remembers_them() -> None:
@@ -162,7 +162,7 @@ def test_hooks_that_grow_in_number_are_refused() -> None:
 def test_a_hook_that_the_first_call_alone_runs_is_refused() -> None:
     model = Hooking()
     model.hooked = True
-    handle = model.a.register_forward_hook(lambda module, given, made: [handle.remove(), made * 2][1])
+    handle = model.a.register_forward_hook(lambda module, inputs, output: [handle.remove(), output * 2][1])
     with pytest.raises(CaptureError, match="forward adds or removes forward hooks of a and depends on them"):
         capture_model(model, (torch.randn(4, 4),))
 
@@ -176,8 +176,8 @@ def test_what_tools_draw_while_a_forward_runs_is_not_the_forward_s() -> None:
             self.a = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for own in [own for own in vars(sympy.core.random).values() if isinstance(own, random.Random)]:
-                own.random()
+            for source in [source for source in vars(sympy.core.random).values() if isinstance(source, random.Random)]:
+                source.random()
             with tempfile.TemporaryFile():
                 return self.a(x).mean()
 
@@ -198,9 +198,9 @@ def test_a_number_written_in_the_forward_is_the_same_in_each_call(differs: bool)
             first = x.clone()
             first[:, 0] = torch.tensor(3.0 if self.kind == "full" or not differs else 2.0)
             if self.kind == "sparse":
-                self.kind, made = "full", nn.Linear(4, 4)
-                made.weight, made.bias = self.a.weight, self.a.bias
-                self.a = made
+                self.kind, layer = "full", nn.Linear(4, 4)
+                layer.weight, layer.bias = self.a.weight, self.a.bias
+                self.a = layer
             return self.a(first).square().mean()
 
     if differs:
@@ -393,8 +393,8 @@ def test_a_dataclass_that_torch_does_not_know_is_no_state(within: str, caches: b
         def forward(self, x: torch.Tensor) -> Any:
             if caches and not hasattr(self, "mask"):
                 self.mask = torch.ones(4, 4).tril()
-            made = self.a(x) @ self.mask if caches else self.a(x)
-            loss = Inner(made.square().mean())
+            output = self.a(x) @ self.mask if caches else self.a(x)
+            loss = Inner(output.square().mean())
             return {"": loss, "another": Outer(loss), "a dict": {"x": loss}}[within]
 
     graph = capture_model(Returns(), (torch.randn(4, 4),))
@@ -425,19 +425,19 @@ class Holder:
 
 
 def test_generators_are_found_where_the_model_s_code_reaches_them() -> None:
-    own, closed, numpy = random.Random(1), random.Random(2), np.random.default_rng(3)
+    held, closed, numpy = random.Random(1), random.Random(2), np.random.default_rng(3)
 
     class Draws(nn.Module):
         shared = ({"numpy": numpy},)
 
         def __init__(self) -> None:
             super().__init__()
-            self.config, self.call = Holder({"own": own}), lambda: closed.random()
+            self.config, self.call = Holder({"own": held}), lambda: closed.random()
 
-    found = {id(source) for source in random_sources(nn.Sequential(Draws()))}
-    assert {id(each) for each in (*GENERATORS, own, closed, numpy)} <= found
-    assert id(random.random.__self__) in found and id(np.random.random.__self__) in found
-    assert not any(id(x) in found for x in vars(sympy.core.random).values())
+    ids = {id(source) for source in random_sources(nn.Sequential(Draws()))}
+    assert {id(each) for each in (*GENERATORS, held, closed, numpy)} <= ids
+    assert id(random.random.__self__) in ids and id(np.random.random.__self__) in ids
+    assert not any(id(x) in ids for x in vars(sympy.core.random).values())
 
 
 def test_a_file_whose_model_returns_a_dataclass_is_verified(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_a_branch_in_a_library_is_told_as_what_a_user_can_not_edit(model, tmp_pa
     text = message(CaptureError, lambda: capture(spec, {}))
     assert "gatelib/gates.py:3 `return x if x.sum() > 0 else -x`" in text
     assert "a setting of gatelib with which" in text and "in the place of gatelib.gates.Gate.gated" in text, text
-    own = model("return self.layer(x).sum() if x.sum() > 0 else x") + ":build"
-    text = message(CaptureError, lambda: capture(own, {}))
+    user_spec = model("return self.layer(x).sum() if x.sum() > 0 else x") + ":build"
+    text = message(CaptureError, lambda: capture(user_spec, {}))
     assert "follow from sizes" in text and "a setting of" not in text, text
 
 

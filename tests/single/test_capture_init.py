@@ -56,8 +56,8 @@ CASES: list[tuple[Callable[[], torch.Tensor], Init]] = [
 
 @pytest.mark.parametrize("make, expected", CASES, ids=[str(i) for i in range(len(CASES))])
 def test_start(make: Callable[[], torch.Tensor], expected: Init) -> None:
-    found = start(make)
-    assert found[:1] == expected[:1] and found[1:] == pytest.approx(expected[1:], abs=1e-12)
+    init = start(make)
+    assert init[:1] == expected[:1] and init[1:] == pytest.approx(expected[1:], abs=1e-12)
 
 
 def test_memory_of_a_dead_tensor_is_not_taken_for_a_new_one() -> None:

@@ -330,8 +330,8 @@ DECIDED = {
 def test_a_guard_gets_its_usual_answer_and_it_is_said(name: str, tmp_path: Path) -> None:
     init, forward, assumed = GUARDED[name]
     proved(spec := spec_of(tmp_path, init, forward))
-    found = capture(spec, {}).assumed
-    assert found and assumed in found[-1] and all("mine.py:" in each for each in found), found
+    notes = capture(spec, {}).assumed
+    assert notes and assumed in notes[-1] and all("mine.py:" in each for each in notes), notes
 
 
 # name -> (constructor, forward): what is kept from call to call, and would be computed anew
@@ -464,9 +464,9 @@ def test_what_a_forward_leaves_out_while_it_is_compiled_is_there_as_it_is_called
                 mask = torch.ones(x.shape[0])
             return (self.a(x) * (1 + mask[:, None])).mean()  # type: ignore[index]
 
-    asked = torch.compiler.is_compiling
+    original = torch.compiler.is_compiling
     graph = capture_model(Asks(), (torch.randn(3, 4),))
-    assert torch.compiler.is_compiling is asked
+    assert torch.compiler.is_compiling is original
     assert any(op.target == "aten.full" for op in graph.ops)
 
 

@@ -32,10 +32,10 @@ def as_text(graph: Graph) -> str:
     lines = [f"input {show(graph, name)}" for name in graph.inputs]
     lines += [f"parameter {show(graph, p.tensor)} = {p.path} starts as {p.init}" for p in graph.parameters]
     for op in graph.ops:
-        given = [*(name or "None" for name in op.operands), *(f"{name}={value}" for name, value in op.attributes)]
-        made = ", ".join(show(graph, name) for name in op.results)
+        inputs = [*(name or "None" for name in op.operands), *(f"{name}={value}" for name, value in op.attributes)]
+        results = ", ".join(show(graph, name) for name in op.results)
         lines.append(
-            f"{made} = {op.target}({', '.join(given)})"
+            f"{results} = {op.target}({', '.join(inputs)})"
             f"  # {op.module or 'the model'}, {op.source}, keeps {keeps(op.saved)}"
         )
     return "\n".join([*lines, f"loss {graph.loss}", ""])
@@ -91,9 +91,9 @@ def test_gpt2_parameters_start_as_the_library_starts_them() -> None:
     assert starts["transformer.h.0.attn.c_attn.bias"] == ("constant", 0.0)
     real, _ = load_model(GPT2, {"n_layer": 1, "vocabulary": 997}, device="cpu")
     for path, value in real.named_parameters():
-        kind, first, *rest = starts[path]
+        kind, first, *others = starts[path]
         assert value.mean().item() == pytest.approx(first, abs=3e-3), path
-        assert value.std().item() == pytest.approx(rest[0] if kind == "normal" else 0.0, rel=0.05), path
+        assert value.std().item() == pytest.approx(others[0] if kind == "normal" else 0.0, rel=0.05), path
 
 
 class Half(nn.Module):

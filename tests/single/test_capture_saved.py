@@ -56,8 +56,8 @@ def disagreements(graph: Graph) -> list[str]:
     wrong = []
     for op in graph.ops:
         said = (set(op.saved.operands), set(op.saved.results), op.saved.extra_bytes)
-        if said != (kept := kept_by_autograd(op, graph)):
-            wrong.append(f"{op.name}: said {said}, autograd {kept}")
+        if said != (saved := kept_by_autograd(op, graph)):
+            wrong.append(f"{op.name}: said {said}, autograd {saved}")
     return wrong
 
 

@@ -53,18 +53,18 @@ def compare(graph: Graph, model: nn.Module, inputs: tuple[Any, ...]) -> None:
     values = dict(zip(graph.inputs, inputs, strict=True))
     values |= {p.tensor: stored[p.path].detach().clone() for p in graph.parameters + graph.buffers}
     leaves = {p.path: values[p.tensor].requires_grad_() for p in graph.parameters if p.trainable}
-    made = run(graph, values)
+    outs = run(graph, values)
     with Double():
         expected = model(*inputs)
     expected = expected if isinstance(expected, torch.Tensor) else expected.loss
     assert graph.loss is not None
-    torch.testing.assert_close(made[graph.loss], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outs[graph.loss], expected, rtol=1e-12, atol=1e-12)
     expected.backward()
-    made[graph.loss].backward()
+    outs[graph.loss].backward()
     for path, leaf in leaves.items():
         close(leaf.grad, stored[path].grad, path)
     buffers = {buffer.tensor: buffer.path for buffer in graph.buffers}
-    updates = {buffers[tensor]: made[value] for tensor, value in graph.buffer_updates}
+    updates = {buffers[tensor]: outs[value] for tensor, value in graph.buffer_updates}
     for path, buffer in model.named_buffers():
         close(updates.get(path, values[f"b_{path.replace('.', '_')}"]), buffer, path)
 
@@ -223,10 +223,10 @@ def test_mixed_precision_graph_has_the_dtypes_torch_gives(name: str) -> None:
     graph = capture(spec, arguments, "bf16-mixed")
     values = dict(zip(graph.inputs, inputs, strict=True))
     values |= {p.tensor: dict(model.named_parameters())[p.path].detach() for p in graph.parameters}
-    made = run(graph, values)
-    assert {n: str(v.dtype).removeprefix("torch.") for n, v in made.items()} == {t.name: t.dtype for t in graph.tensors}
+    outs = run(graph, values)
+    assert {n: str(v.dtype).removeprefix("torch.") for n, v in outs.items()} == {t.name: t.dtype for t in graph.tensors}
     assert graph.loss is not None
-    torch.testing.assert_close(made[graph.loss], model(*inputs), rtol=0.03, atol=0.01)
+    torch.testing.assert_close(outs[graph.loss], model(*inputs), rtol=0.03, atol=0.01)
 
 
 def test_mixed_precision_promotes_as_torch_does() -> None:
@@ -257,7 +257,7 @@ def clicks() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def test_synthetic_numbers_keep_to_the_example() -> None:
     """Also where the example was made on meta: by the calls that made it."""
     for graph in (capture_model(*clicks()), capture(f"{__name__}:clicks", {})):
-        ranges = {found.tensor: (found.low, found.high) for found in graph.input_ranges}
+        ranges = {bound.tensor: (bound.low, bound.high) for bound in graph.input_ranges}
         assert ranges == {"clicks": (0, 1)}
         (fields,) = graph.column_ranges
         assert fields.tensor == "fields" and all(0 <= low < 5 < 15 < high <= 20 for low, high in fields.bounds)

@@ -99,23 +99,23 @@ SPEC = f"{__file__}:build"
 
 @pytest.mark.parametrize("loss", quick_at((*FOLLOWED, *REFUSED), 8))
 def test_carried_to_another_batch_is_captured_there_or_refused(loss: str) -> None:
-    own = capture(SPEC, {"loss": loss})
+    graph = capture(SPEC, {"loss": loss})
     for samples in (4, 18):
         there = capture(SPEC, {"loss": loss, "batch": samples})
         try:
-            made = captured_with(rebatched(own, samples), SPEC, {"loss": loss}, OWN)
+            carried = captured_with(rebatched(graph, samples), SPEC, {"loss": loss}, OWN)
         except UsageError as error:
             assert loss in REFUSED and re.search(r"test_captured_batch\.py:\d+", error.message)
         else:
             assert loss in FOLLOWED or (loss == "branch" and samples > 6)
-            assert dumps(made) == dumps(there)
+            assert dumps(carried) == dumps(there)
 
 
 def test_numbers_that_change_are_told() -> None:
     carried = rebatched(capture(SPEC, {}), 4)
-    made = captured_with(carried, SPEC, {}, OWN)
-    (told,) = followed_numbers(made, carried)
-    assert re.search(r"other of div at .*test_captured_batch\.py:\d+ is 4, where 8 was captured$", told)
+    captured = captured_with(carried, SPEC, {}, OWN)
+    (message,) = followed_numbers(captured, carried)
+    assert re.search(r"other of div at .*test_captured_batch\.py:\d+ is 4, where 8 was captured$", message)
     assert followed_numbers(carried, carried) == []
     same = rebatched(capture(SPEC, {"loss": "mask"}), 4)
     assert captured_with(same, SPEC, {"loss": "mask"}, OWN) is same
@@ -123,9 +123,9 @@ def test_numbers_that_change_are_told() -> None:
 
 def test_numbers_of_the_planned_batch_alone_fix_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From 3 samples on the divisor is 3; of the 2 that were planned it is 2, and of 1 there is none."""
-    asked = ["plan", SPEC, "--with", "loss=least", "--devices", "2", "--global-batch", "4", "--micro-batch", "2"]
-    asked += ["--stages", "1", "--hardware", "cpu-local", "--out", str(tmp_path / "package")]
-    assert main(asked) == 0, capsys.readouterr().err
+    argv = ["plan", SPEC, "--with", "loss=least", "--devices", "2", "--global-batch", "4", "--micro-batch", "2"]
+    argv += ["--stages", "1", "--hardware", "cpu-local", "--out", str(tmp_path / "package")]
+    assert main(argv) == 0, capsys.readouterr().err
     text = (tmp_path / "package" / "model_parallel.py").read_text()
     assert re.search(r"^FREE_SIZES.* = \{\}$", text, re.MULTILINE)
     assert "different for 1 samples, as planned, than for the 2 captured" in " ".join(text.replace('"', "").split())
@@ -136,11 +136,11 @@ def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:
     (constant,) = (op for op in graph.ops if op.target == "autoshard.constant")
 
     def having(*values: float) -> Graph:
-        own = tuple((name, values if name == "values" else value) for name, value in constant.attributes)
-        return replace(graph, ops=tuple(replace(op, attributes=own) if op is constant else op for op in graph.ops))
+        pairs = tuple((name, values if name == "values" else value) for name, value in constant.attributes)
+        return replace(graph, ops=tuple(replace(op, attributes=pairs) if op is constant else op for op in graph.ops))
 
-    (told,) = followed_numbers(having(*(1.5 * n for n in range(99))), having(1.0))
-    assert "values of constant at" in told and "…, where (1.0,) was captured" in told and len(told) < 200
+    (message,) = followed_numbers(having(*(1.5 * n for n in range(99))), having(1.0))
+    assert "values of constant at" in message and "…, where (1.0,) was captured" in message and len(message) < 200
     nothing, other = having(float("nan")), having(float("inf") - float("inf"))
     assert with_numbers_of(nothing, other, OWN) is nothing and followed_numbers(nothing, other) == []
     free = replace(having(1.0), free_sizes=(FreeSize("batch", "", 1, 9),))
@@ -152,9 +152,9 @@ def test_long_numbers_are_cut_and_what_is_no_number_is_itself() -> None:
 
 @pytest.mark.parametrize("name", quick_at(["lstm", "shared_twice"], 1))
 def test_models_without_such_numbers_are_left_as_they_are(name: str) -> None:
-    own = capture(NAMES[name], {})
-    samples = own.tensor(own.inputs[0]).shape[0]
-    carried = rebatched(own, 3 * samples)
+    graph = capture(NAMES[name], {})
+    samples = graph.tensor(graph.inputs[0]).shape[0]
+    carried = rebatched(graph, 3 * samples)
     assert captured_with(carried, NAMES[name], {}, samples) is carried
 
 
@@ -194,17 +194,17 @@ def test_a_file_that_can_be_imported_only_once_is_captured_again(tmp_path: Path)
 def test_samples_are_added_in_the_same_order_in_memory() -> None:
     image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     row, other, number = torch.arange(6).expand(2, 6), torch.zeros(7, 2), torch.tensor(2.0)
-    made = with_samples((image, row, other, number), 2, 5)
-    assert made[0].shape == (5, 3, 4, 5) and made[0].is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(made[0][4], image[0]) and torch.equal(made[0][3], image[1])
-    assert made[1].shape == (5, 6) and made[1].stride() == (0, 1)
-    assert made[2] is other and made[3] is number
+    batch = with_samples((image, row, other, number), 2, 5)
+    assert batch[0].shape == (5, 3, 4, 5) and batch[0].is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(batch[0][4], image[0]) and torch.equal(batch[0][3], image[1])
+    assert batch[1].shape == (5, 6) and batch[1].stride() == (0, 1)
+    assert batch[2] is other and batch[3] is number
 
 
 def test_the_package_divides_by_its_own_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """3 samples on each of 2 devices: the model divides by 6 there, and by 8 as it was captured."""
-    asked = ["plan", SPEC, "--devices", "2", "--global-batch", "24", "--stages", "1", "--micro-batch", "3"]
-    assert main([*asked, "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out"), "--json"]) == 0
+    argv = ["plan", SPEC, "--devices", "2", "--global-batch", "24", "--stages", "1", "--micro-batch", "3"]
+    assert main([*argv, "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out"), "--json"]) == 0
     assert "is 6, where 8 was captured" in " ".join(json.loads(capsys.readouterr().out)["notes"])
     for sizes in ({}, {"width": 12}):  # the package itself, and its plan at other sizes
         proof = verify_package(tmp_path / "out", backend="lockstep", arguments=sizes)
@@ -214,8 +214,8 @@ def test_the_package_divides_by_its_own_batch(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.slow
 def test_one_sample_on_all_devices_is_planned(tmp_path: Path) -> None:
     """Of one replica and one sample no dim tells where the batch is, and none need be cut."""
-    asked = ["plan", SPEC, "--with", "loss=mask", "--devices", "2", "--global-batch", "1", "--stages", "1"]
-    assert main([*asked, "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out"), "--json"]) == 0
+    argv = ["plan", SPEC, "--with", "loss=mask", "--devices", "2", "--global-batch", "1", "--stages", "1"]
+    assert main([*argv, "--hardware", "a100-80g-sxm", "--out", str(tmp_path / "out"), "--json"]) == 0
     proof = verify_package(tmp_path / "out", backend="lockstep")
     assert proof.passed, proof.failure
 
@@ -223,11 +223,11 @@ def test_one_sample_on_all_devices_is_planned(tmp_path: Path) -> None:
 def test_a_saved_graph_tells_that_its_numbers_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "graph.json"
     assert main(["trace", SPEC, "-o", str(saved)]) == 0
-    asked = ["plan", str(saved), "--devices", "2", "--global-batch", "24", "--stages", "1", "--micro-batch"]
-    for size, told in (("3", True), ("4", False)):  # 2 x 4 are the samples captured
+    argv = ["plan", str(saved), "--devices", "2", "--global-batch", "24", "--stages", "1", "--micro-batch"]
+    for size, expected in (("3", True), ("4", False)):  # 2 x 4 are the samples captured
         capsys.readouterr()
         out = str(tmp_path / size)
-        assert main([*asked, size, "--hardware", "a100-80g-sxm", "--out", out]) == 0
+        assert main([*argv, size, "--hardware", "a100-80g-sxm", "--out", out]) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert ("saved graph of 8 samples, planned with 6, without the model's code" in said) == told
-        assert ("8 of div at" in said) == told
+        assert ("saved graph of 8 samples, planned with 6, without the model's code" in said) == expected
+        assert ("8 of div at" in said) == expected

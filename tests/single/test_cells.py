@@ -53,8 +53,8 @@ def cells_by(factor: str) -> Callable[[Op, Strategy], bool]:
 @pytest.mark.parametrize("kind", ["lstm", slow("gru"), slow("rnn")])
 @pytest.mark.parametrize("mesh", [slow("tp=3"), "dp=2,tp=2"])
 def test_programs_are_right(kind: str, mesh: str, factor: str) -> None:
-    found, largest = check(f"{__file__}:loop", mesh, cells_by(factor), arguments={"kind": kind, "hidden": 7})
-    assert factor == "b" or f"parallel_{kind}_cell" in found
+    functions, largest = check(f"{__file__}:loop", mesh, cells_by(factor), arguments={"kind": kind, "hidden": 7})
+    assert factor == "b" or f"parallel_{kind}_cell" in functions
     assert largest < 1e-9
 
 
@@ -83,6 +83,6 @@ class Noise(nn.Module):
 
 def test_a_constant_read_twice_is_made_twice_but_random_numbers_are_drawn_once() -> None:
     graph = capture_model(Noise(), (torch.randn(3, 4),))
-    made = [op.target for op in graph.ops if not op.operands]
-    assert made.count("autoshard.random") == 1
-    assert len(made) == 3
+    targets = [op.target for op in graph.ops if not op.operands]
+    assert targets.count("autoshard.random") == 1
+    assert len(targets) == 3

@@ -68,34 +68,34 @@ class Products(TorchDispatchMode):
 
 def made() -> tuple[Axis, Told, Tensor, Tensor, Tensor]:
     torch.manual_seed(0)
-    told = Told()
-    axis = Axis("tp", 2, 0, told, cast(Any, None), ("tp",))  # type: ignore[arg-type]
+    transport = Told()
+    axis = Axis("tp", 2, 0, transport, cast(Any, None), ("tp",))  # type: ignore[arg-type]
     shapes = ((3, 4, 5), (6, 5), (6,))
     x, weight, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
-    return axis, told, x, weight, bias
+    return axis, transport, x, weight, bias
 
 
-def backward(told: Told, result: Tensor) -> list[str]:
-    told.log.clear()
-    with Products(told.log):
+def backward(transport: Told, result: Tensor) -> list[str]:
+    transport.log.clear()
+    with Products(transport.log):
         (result * torch.linspace(0, 1, result.numel(), dtype=result.dtype).view(result.shape)).sum().backward()
-    return told.log
+    return transport.log
 
 
 def gradients(*tensors: Tensor) -> list[Tensor]:
-    found = [cast(Tensor, x.grad).clone() for x in tensors]
+    grads = [cast(Tensor, x.grad).clone() for x in tensors]
     for x in tensors:
         x.grad = None
-    return found
+    return grads
 
 
 def test_the_sum_starts_before_the_weight_product_and_is_waited_for_after_it() -> None:
-    axis, told, x, weight, bias = made()
-    assert backward(told, column_parallel(x, axis, weight, bias)) == ["product", "start", "product", "wait"]
-    own = gradients(x, weight, bias)
-    backward(told, F.linear(x, weight, bias))
+    axis, transport, x, weight, bias = made()
+    assert backward(transport, column_parallel(x, axis, weight, bias)) == ["product", "start", "product", "wait"]
+    grads = gradients(x, weight, bias)
+    backward(transport, F.linear(x, weight, bias))
     wanted = gradients(x, weight, bias)
-    torch.testing.assert_close(own, [2 * wanted[0], *wanted[1:]])
+    torch.testing.assert_close(grads, [2 * wanted[0], *wanted[1:]])
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -118,33 +118,33 @@ def test_under_autocast_gradients_are_the_same(shared: bool, dim: int | None) ->
 
 
 def test_what_others_add_is_summed_with_it() -> None:
-    axis, told, x, weight, bias = made()
+    axis, transport, x, weight, bias = made()
 
     def use(whole: Tensor, result: Tensor) -> Tensor:
         return result.tanh() + F.linear(whole.sin(), weight)
 
-    assert backward(told, use(*shared_column_parallel(x, axis, weight, bias)))[-3:] == ["start", "product", "wait"]
-    own = gradients(x, weight, bias)
-    backward(told, use(x, F.linear(x, weight, bias)))
+    assert backward(transport, use(*shared_column_parallel(x, axis, weight, bias)))[-3:] == ["start", "product", "wait"]
+    grads = gradients(x, weight, bias)
+    backward(transport, use(x, F.linear(x, weight, bias)))
     wanted = gradients(x, weight, bias)
-    torch.testing.assert_close(own, [2 * wanted[0], *wanted[1:]])
+    torch.testing.assert_close(grads, [2 * wanted[0], *wanted[1:]])
 
 
 def test_of_a_gathered_input_each_device_gets_its_part() -> None:
-    axis, told, x, weight, _ = made()
-    assert backward(told, column_parallel(x, axis, weight, dim=1)) == ["product", "start", "product", "wait"]
-    own = gradients(x, weight)
+    axis, transport, x, weight, _ = made()
+    assert backward(transport, column_parallel(x, axis, weight, dim=1)) == ["product", "start", "product", "wait"]
+    grads = gradients(x, weight)
     whole = torch.cat([x.detach(), x.detach()], 1).requires_grad_()
-    backward(told, F.linear(whole, weight))
+    backward(transport, F.linear(whole, weight))
     wanted = gradients(whole, weight)
-    torch.testing.assert_close(own, [2 * wanted[0][:, :4], wanted[1]])
+    torch.testing.assert_close(grads, [2 * wanted[0][:, :4], wanted[1]])
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight"])
 def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
-    axis, told, x, weight, bias = made()
+    axis, transport, x, weight, bias = made()
     {"x": x, "weight": weight}[frozen].requires_grad_(False)
-    log = backward(told, column_parallel(x, axis, weight, bias))
+    log = backward(transport, column_parallel(x, axis, weight, bias))
     assert log == (["product"] if frozen == "x" else ["product", "start", "wait"])
     assert (x.grad is None, weight.grad is None) == (frozen == "x", frozen == "weight")
 
@@ -194,8 +194,8 @@ def test_packages_compute_what_the_model_does(spec: str, mesh: str, style: str, 
     code = files["model_parallel.py"]
     early = len(early_linears(program.instructions))
     assert early >= 4 and call in code
-    told = f"{early} reductions of gradients overlap a product of weights"
-    assert told in files["README.md"] and "CUDA_DEVICE_MAX_CONNECTIONS=1" in files["README.md"]
+    note = f"{early} reductions of gradients overlap a product of weights"
+    assert note in files["README.md"] and "CUDA_DEVICE_MAX_CONNECTIONS=1" in files["README.md"]
     assert ("compare both on your cluster" in files["README.md"]) == (style != "megatron")
     proof = check_files(make_case(spec, {"batch": 6}, graph), program, files)
     assert proof.passed, proof.failure

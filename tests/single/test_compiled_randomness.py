@@ -83,25 +83,25 @@ def drawn(draw: Draw, rank: int, done: int = 0, seed: int = 0) -> list[list[Tens
     random, graphs = mesh_of(rank).random, []
     random.seed = seed
     layers = compiled(lambda: [draw(random, index) for index in range(LAYERS)], graphs)
-    found = []
+    numbers = []
     for step in range(done, STEPS):
         random.step = step
-        found.append(layers())
+        numbers.append(layers())
     (graph,) = graphs
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     assert len(inputs) == 1, "the key of the step is the only input"
     assert not any(isinstance(node.target, torch._ops.OpOverloadPacket) for node in graph.graph.nodes)
-    return found
+    return numbers
 
 
 @pytest.mark.parametrize("kind", quick_at(KINDS, 4))
 def test_compiled_numbers(kind: str) -> None:
     draw, (mean, deviation) = KINDS[kind]
-    own = [drawn(draw, rank) for rank in (0, 2)]
+    by_rank = [drawn(draw, rank) for rank in (0, 2)]
     shards = itertools.product(range(2), range(STEPS), range(LAYERS))
-    assert wrong_numbers({(s, t, n): own[s][t][n].double() for s, t, n in shards}, mean, deviation) == ""
-    assert all(map(torch.equal, own[0][2], drawn(draw, 1, done=2)[0])), "replicas, and a resumed run, draw the same"
-    assert not torch.equal(own[0][2][0], drawn(draw, 0, done=2, seed=1)[0][0])
+    assert wrong_numbers({(s, t, n): by_rank[s][t][n].double() for s, t, n in shards}, mean, deviation) == ""
+    assert all(map(torch.equal, by_rank[0][2], drawn(draw, 1, done=2)[0])), "replicas, and a resumed run, draw the same"
+    assert not torch.equal(by_rank[0][2][0], drawn(draw, 0, done=2, seed=1)[0][0])
 
 
 def test_two_graphs_draw_the_same_and_micro_batches_others() -> None:

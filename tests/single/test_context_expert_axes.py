@@ -72,9 +72,9 @@ def space(graph: Graph, devices: int, batch: int, **fixed: Any) -> ConfigSpace:
 
 
 def made(graph: Graph, devices: int, batch: int, **fixed: Any) -> tuple[JointResult, Plan]:
-    own = space(graph, devices, batch, virtual_stages=(1,), keeps=("all",), **fixed)
-    found = joint_search(graph, hardware(), own, 8e10)
-    return found, joint_plan(found, hardware(), Origin("model"))[1]
+    configs = space(graph, devices, batch, virtual_stages=(1,), keeps=("all",), **fixed)
+    result = joint_search(graph, hardware(), configs, 8e10)
+    return result, joint_plan(result, hardware(), Origin("model"))[1]
 
 
 @pytest.mark.slow
@@ -102,8 +102,8 @@ def test_where_a_second_axis_is_offered() -> None:
 
 
 def test_devices_of_a_step_are_those_of_all_axes() -> None:
-    own = space(small(), 16, 32, context=None, expert=None, experts=4)
-    choices = list(parallel_configs(own, hardware()))
+    configs = space(small(), 16, 32, context=None, expert=None, experts=4)
+    choices = list(parallel_configs(configs, hardware()))
     assert {choice.expert for choice in choices} == {1, 2, 4} and {choice.context for choice in choices} == {1}
     assert len(set(choices)) == len(choices)
     for choice in choices:
@@ -121,8 +121,8 @@ def test_an_axis_of_experts_cuts_experts_and_one_of_sequences_attention() -> Non
     ):
         short = shortened(block_line(graph))
         for split in block_splits(short.graph, Mesh(((axis, 2), ("tp", 2))), hardware()):
-            own = [step for step in split.program.instructions if getattr(step, "target", "") == target]
-            cut = [split.program.value(step.operands[position]).layout.placements[0] for step in own]  # type: ignore
+            steps = [step for step in split.program.instructions if getattr(step, "target", "") == target]
+            cut = [split.program.value(step.operands[position]).layout.placements[0] for step in steps]  # type: ignore
             assert cut and all(isinstance(placement, Shard) and placement.dim == dim for placement in cut), split.name
 
 
@@ -130,32 +130,32 @@ def test_an_axis_of_experts_cuts_experts_and_one_of_sequences_attention() -> Non
 @pytest.mark.parametrize("zero", [slow(0), slow(1), slow(2), 3])
 def test_blocks_that_share_sequences_cost_what_their_program_takes(zero: int, stages: int) -> None:
     """Weights are whole along cp, and their gradients sums over it: once a step, or in shards."""
-    found, plan = made(
+    result, plan = made(
         long(), 8 * stages, 16, micro_batch=(1,), tensor=(2,), context=(2,), zero=(zero,), stages=(stages,)
     )
-    assert found.best.problem.mesh == Mesh((("pp", stages), ("dp", 2), ("cp", 2), ("tp", 2)))
-    assert any(0 in own.summed for front in found.best.problem.fronts for own in front.costs.held.inner)
-    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
-    assert plan.step.predicted_peak_bytes <= 1.03 * found.best.peak_bytes
-    assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.2)
+    assert result.best.problem.mesh == Mesh((("pp", stages), ("dp", 2), ("cp", 2), ("tp", 2)))
+    assert any(0 in part.summed for front in result.best.problem.fronts for part in front.costs.held.inner)
+    assert step_seconds(plan) == pytest.approx(result.best.seconds, rel=0.04)
+    assert plan.step.predicted_peak_bytes <= 1.03 * result.best.peak_bytes
+    assert plan.step.predicted_peak_bytes == pytest.approx(result.best.peak_bytes, rel=0.2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_blocks_that_share_experts_cost_what_their_program_takes(zero: int) -> None:
-    found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), expert=(2,), zero=(zero,), stages=(1,))
-    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
-    assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.05)
+    result, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), expert=(2,), zero=(zero,), stages=(1,))
+    assert step_seconds(plan) == pytest.approx(result.best.seconds, rel=0.04)
+    assert plan.step.predicted_peak_bytes == pytest.approx(result.best.peak_bytes, rel=0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
 def test_what_replicas_move_of_experts_stands_beside_their_products(zero: int) -> None:
     """On one link with tp, whose first collective of a backward comes late: until then nothing waits."""
-    found, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), zero=(zero,), stages=(1,))
-    _, backward = found.best.problem.costs[1].free_seconds
-    assert backward > 0.2 * found.best.problem.costs[1].backward_seconds
-    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
+    result, plan = made(experts(), 8, 32, micro_batch=(2,), tensor=(2,), zero=(zero,), stages=(1,))
+    _, backward = result.best.problem.costs[1].free_seconds
+    assert backward > 0.2 * result.best.problem.costs[1].backward_seconds
+    assert step_seconds(plan) == pytest.approx(result.best.seconds, rel=0.04)
 
 
 @pytest.mark.slow
@@ -180,16 +180,16 @@ def test_the_best_of_all_meshes_is_found_though_few_are_split() -> None:
     """Every outer choice, with and without a second axis, every cut and every point simulated; what is left out is so
     by its bound."""
     graph = small()
-    own = space(graph, 4, 8, stages=(1, 2), tensor=(1, 2), expert=(1, 2), micro_batch=(1, 2), zero=(0, 1))
-    found = joint_search(graph, hardware(), own, 1e15)
-    choices = list(parallel_configs(own, hardware()))
+    configs = space(graph, 4, 8, stages=(1, 2), tensor=(1, 2), expert=(1, 2), micro_batch=(1, 2), zero=(0, 1))
+    result = joint_search(graph, hardware(), configs, 1e15)
+    choices = list(parallel_configs(configs, hardware()))
     line = block_line(graph)
     store, kinds = FrontStore(line, hardware(), replicas=measured_replicas(choices)), tuple(b.kind for b in line.blocks)
     for choice in sorted(choices, key=lambda choice: -choice.micro_batch):
         for split in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
             store.sharded(split)
     named = {block.kind for block in line.blocks if block.module}
-    keeps = tuple(own.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
+    keeps = tuple(configs.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     steps: dict[int, list[float]] = {1: [], 2: []}
     for choice in choices:
         for split in store.costs(choice.inner, choice.micro_batch):
@@ -199,18 +199,18 @@ def test_the_best_of_all_meshes_is_found_though_few_are_split() -> None:
                 steps[choice.expert].append(simulate_step(problem.step_costs(plan)).step_seconds)
     assert steps[1] and steps[2]
     best = min(min(each) for each in steps.values())
-    assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
-    assert found.bound <= best * (1 + 1e-9)
-    assert found.considered >= len(choices)
+    assert best * (1 - 1e-9) <= result.best.seconds <= 1.005 * best
+    assert result.bound <= best * (1 + 1e-9)
+    assert result.considered >= len(choices)
 
 
 @pytest.mark.slow
 def test_meshes_that_can_not_be_better_are_not_split() -> None:
     """The least that their products take is above the best step: two stages leave too few micro-batches."""
     graph = experts()
-    own = space(graph, 8, 2, stages=(1, 2), tensor=(4,), expert=(1, 2), micro_batch=(1,), zero=(0,), keeps=("all",))
+    configs = space(graph, 8, 2, stages=(1, 2), tensor=(4,), expert=(1, 2), micro_batch=(1,), zero=(0,), keeps=("all",))
     log = RejectedConfigs()
-    choices = list(parallel_configs(own, hardware(), log))
+    choices = list(parallel_configs(configs, hardware(), log))
     store = FrontStore(block_line(graph), hardware())
     for choice in choices:
         least = store.least_seconds(choice)
@@ -229,8 +229,8 @@ def test_no_part_of_what_is_gathered_is_more_than_all() -> None:
     store = FrontStore(block_line(graph), hardware(), replicas=8)
     inner = [
         (costs.alone.held.moved_bytes, sum(part.moved_bytes for part in costs.alone.held.inner))
-        for own in store.costs((("tp", 6),), 1)
-        for costs in store.sharded(own)
+        for split in store.costs((("tp", 6),), 1)
+        for costs in store.sharded(split)
     ]
     assert all(part <= whole for whole, part in inner) and any(part for _, part in inner)
 
@@ -252,7 +252,7 @@ def test_what_is_said_of_a_second_axis() -> None:
     with pytest.raises(UsageError, match="--context-parallel 0: expected auto, or numbers from 1 on"):
         found(small(), context_parallel="0")
     plain, every = found(small()), found(small(), expert_parallel="auto")
-    told = "ep in addition to tp, for experts: --expert-parallel auto searches it, too"
-    assert (told, 1) in plain.undivided and told not in dict(every.undivided)
+    message = "ep in addition to tp, for experts: --expert-parallel auto searches it, too"
+    assert (message, 1) in plain.undivided and message not in dict(every.undivided)
     assert plain.best.problem.choice.expert == 1 and every.considered > plain.considered
     assert any("cp in addition to tp" in reason for reason, _ in found(long()).undivided)

@@ -41,16 +41,16 @@ def both(devices: int = 8) -> Hardware:
 
 
 def test_ranks_have_the_kind_that_the_cluster_says(tmp_path: Path) -> None:
-    own = both()
-    assert (own.of_ranks(0, 8), own.of_ranks(8, 4)) == (A100, V100) and own.of_ranks(4, 8) == own
-    assert own.max_devices == 16 and own.nodes(12) == (8, 4)
+    cluster = both()
+    assert (cluster.of_ranks(0, 8), cluster.of_ranks(8, 4)) == (A100, V100) and cluster.of_ranks(4, 8) == cluster
+    assert cluster.max_devices == 16 and cluster.nodes(12) == (8, 4)
     assert load_hardware("a100-80g-sxm:2,v100-32g-sxm2:16").nodes(18) == (2, 8, 8)
-    assert parse_hardware(hardware_text(own)) == own
-    assert [order.of_ranks(0, 8).name for order in orders(own)] == [A100.name, V100.name]
+    assert parse_hardware(hardware_text(cluster)) == cluster
+    assert [order.of_ranks(0, 8).name for order in orders(cluster)] == [A100.name, V100.name]
     rows = "".join(f'[[kinds]]\ndevices = 8\nprofile = "{kind.name}"\n' for kind in (A100, V100))
     file = tmp_path / "both.toml"
     file.write_text(f'schema = 1\nname = "{SPELLED}"\n{rows}')
-    assert load_hardware(str(file)) == own
+    assert load_hardware(str(file)) == cluster
 
 
 def test_the_kinds_of_the_ranks_that_are_used_are_those_that_count() -> None:
@@ -66,8 +66,8 @@ def test_profiles_of_kinds_are_files_next_to_the_cluster_and_of_one_kind(tmp_pat
     rows = "[[kinds]]\ndevices = 8\nprofile = 'own.toml'\n[[kinds]]\ndevices = 8\nprofile = '{}'\n"
     cluster, head = tmp_path / "cluster.toml", 'schema = 1\nname = "x"\n'
     cluster.write_text(head + rows.format("v100-32g-sxm2"))
-    found = load_hardware(str(cluster))
-    assert [kind.hardware.name for kind in found.kinds] == ["own", "v100-32g-sxm2"]
+    hardware = load_hardware(str(cluster))
+    assert [kind.hardware.name for kind in hardware.kinds] == ["own", "v100-32g-sxm2"]
     cluster.write_text(head + rows.format("cluster.toml"))
     with pytest.raises(InvalidFileError, match="a kind of devices can't be several"):
         load_hardware(str(cluster))
@@ -78,12 +78,12 @@ def test_profiles_of_kinds_are_files_next_to_the_cluster_and_of_one_kind(tmp_pat
 
 def test_what_spans_kinds_is_of_the_slowest_with_the_least_memory() -> None:
     """In whatever order; a dtype that one kind lacks is none of theirs."""
-    for own in orders(both()):
-        assert own.usable_memory_bytes == V100.usable_memory_bytes
-        assert own.peak_flops("float16") == V100.peak_flops("float16")
+    for cluster in orders(both()):
+        assert cluster.usable_memory_bytes == V100.usable_memory_bytes
+        assert cluster.peak_flops("float16") == V100.peak_flops("float16")
         with pytest.raises(UsageError, match="can't compute in bfloat16"):
-            own.peak_flops("bfloat16")
-        assert own.links[-1].bandwidth == V100.links[-1].bandwidth < A100.links[-1].bandwidth
+            cluster.peak_flops("bfloat16")
+        assert cluster.links[-1].bandwidth == V100.links[-1].bandwidth < A100.links[-1].bandwidth
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def staged(hardware: Hardware, parts: Plan | None = None) -> Plan:
 @pytest.mark.slow
 def test_a_stage_takes_what_its_kind_of_devices_takes() -> None:
     """Each as in a step whose stages are all of its kind; the slower one has fewer blocks."""
-    graph, own = gpt2(), both(2)
-    mixed = staged(own)
+    graph, cluster = gpt2(), both(2)
+    mixed = staged(cluster)
     steps = {}
-    for name, hardware in (("both", own), ("a100", A100), ("v100", V100)):
+    for name, hardware in (("both", cluster), ("a100", A100), ("v100", V100)):
         plan = replace(mixed, hardware_text=hardware.text)
         steps[name] = simulate_plan_step(plan, lower(plan, graph), graph, hardware).costs.parts
     first, second = steps["both"]
@@ -162,9 +162,9 @@ def test_a_stage_takes_what_its_kind_of_devices_takes() -> None:
 
 
 def test_the_fullest_stage_is_full_for_its_own_kind() -> None:
-    graph, own = gpt2(), both(2)
-    plan = staged(own)
-    peaks = simulate_plan_step(plan, lower(plan, graph), graph, own).peak_bytes
+    graph, cluster = gpt2(), both(2)
+    plan = staged(cluster)
+    peaks = simulate_plan_step(plan, lower(plan, graph), graph, cluster).peak_bytes
     shares = [peak / kind.usable_memory_bytes for peak, kind in zip(peaks, (A100, V100), strict=True)]
     assert plan.step_peak_bytes / plan.step_capacity_bytes == pytest.approx(max(shares))
     assert plan.peak_within(1.0) == pytest.approx(max(shares))
@@ -175,22 +175,22 @@ def test_a_searched_step_is_no_slower_than_on_twice_the_slower_kind() -> None:
     ways = space(gpt2(), 4, 64, zero=(0,), micro_batch=(2, 4), stages=(2,))
     slow_ones = load_hardware("v100-32g-sxm2:2,v100-32g-sxm2:2")
     alone = joint_search(gpt2(), slow_ones, ways, slow_ones.usable_memory_bytes)
-    every = [joint_search(gpt2(), own, ways, own.usable_memory_bytes) for own in orders(both(2))]
-    found = min(every, key=lambda own: own.best.seconds)
-    assert found.best.problem.choice.stages == 2 and found.best.seconds < 0.9 * alone.best.seconds
-    assert all(own.bound <= own.best.seconds for own in every)
-    parts = [part.stop - part.first for part in found.best.plan.parts]
-    kinds = [own.hardware.name for own in found.best.problem.by_stage]
+    every = [joint_search(gpt2(), cluster, ways, cluster.usable_memory_bytes) for cluster in orders(both(2))]
+    fastest = min(every, key=lambda result: result.best.seconds)
+    assert fastest.best.problem.choice.stages == 2 and fastest.best.seconds < 0.9 * alone.best.seconds
+    assert all(result.bound <= result.best.seconds for result in every)
+    parts = [part.stop - part.first for part in fastest.best.plan.parts]
+    kinds = [kind.hardware.name for kind in fastest.best.problem.by_stage]
     assert dict(zip(kinds, parts, strict=True))[A100.name] > dict(zip(kinds, parts, strict=True))[V100.name]
-    whole, halves = (ideal_seconds(gpt2(), own, 4) for own in (both(2), V100))
+    whole, halves = (ideal_seconds(gpt2(), cluster, 4) for cluster in (both(2), V100))
     assert whole < halves
 
 
 def test_a_plan_says_which_ranks_are_of_which_kind() -> None:
     model = verbs.capture("tests/transformer_models.py:gpt2")
     step = StepRequest(global_batch=16, stages=2, micro_batch=4, zero=0)
-    found = planned_step(model, both(2), SearchRequest(None, devices=4, step=step))
-    assert any("are v100-32g-sxm2" in note for note in found.plan.plan.search.notes)
+    answer = planned_step(model, both(2), SearchRequest(None, devices=4, step=step))
+    assert any("are v100-32g-sxm2" in note for note in answer.plan.plan.search.notes)
 
 
 def placed(hardware: Hardware) -> Plan:
@@ -214,8 +214,8 @@ def test_places_on_two_kinds_compute_the_models_own_numbers_and_say_where_they_r
 @pytest.mark.slow
 def test_the_package_of_two_kinds_is_that_of_one(order: int) -> None:
     """What devices take changes no number: of one cut the files differ in what they predict alone."""
-    graph, own = gpt2(), list(orders(both(2)))[order]
-    mixed = staged(own)
+    graph, cluster = gpt2(), list(orders(both(2)))[order]
+    mixed = staged(cluster)
     alone = staged(A100, mixed)
     decided = replace(mixed, hardware=alone.hardware, hardware_text=alone.hardware_text)
     first, second = (emit(lower(plan, graph), plan, graph) for plan in (mixed, decided))

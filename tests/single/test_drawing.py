@@ -31,16 +31,16 @@ def cut_draws(op: Op, strategy: Strategy) -> bool:
 
 @pytest.mark.parametrize("mesh", [slow("tp=2"), "dp=2,tp=2"])
 def test_every_way_to_draw(mesh: str) -> None:
-    found, largest = check(spec("draws"), mesh, cut_draws, (1, 2))
+    functions, largest = check(spec("draws"), mesh, cut_draws, (1, 2))
     drawn = {"random_tensor", "random_bernoulli", "random_multinomial", "random_noise", "random_dropout"}
-    assert drawn <= found
+    assert drawn <= functions
     assert largest < 1e-9
 
 
 @pytest.mark.slow
 def test_images() -> None:
-    found, largest = check(spec("resized"), "dp=2,tp=2", lambda op, strategy: True, (1, 2, 3))
-    assert "random_noise" in found
+    functions, largest = check(spec("resized"), "dp=2,tp=2", lambda op, strategy: True, (1, 2, 3))
+    assert "random_noise" in functions
     assert largest < 1e-9
 
 
@@ -90,12 +90,12 @@ def test_categories_are_drawn_at_their_rates(replacement: bool) -> None:
 
 def _last_of(weights: list[float]) -> Tensor:
     """The probability of each to be drawn last, over all orders in which one after another is drawn."""
-    found = torch.zeros(len(weights))
+    chances = torch.zeros(len(weights))
     held = [i for i, weight in enumerate(weights) if weight]
     for order in itertools.permutations(held):
         left = [sum(weights[i] for i in order[n:]) for n in range(len(order))]
-        found[order[-1]] += math.prod(weights[i] / rest for i, rest in zip(order, left, strict=True))
-    return found
+        chances[order[-1]] += math.prod(weights[i] / total for i, total in zip(order, left, strict=True))
+    return chances
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -110,18 +110,18 @@ def test_alpha_dropout_keeps_mean_and_variance(p: float) -> None:
 
 def test_production_numbers_agree_on_replicas_differ_on_shards_and_do_not_depend_on_the_mesh() -> None:
     def drawn(mesh: str, layout: str) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
+        by_rank: dict[int, Tensor] = {}
 
         def work(local: runtime.ParallelMesh, rank: int) -> None:
             if local.rank == rank:  # one at a time: the default generator belongs to the process
                 local.random.exact = False
                 values = {"kind": "normal", "first": 0.0, "second": 1.0, "dtype": torch.float32}
-                found[rank] = runtime.random_tensor(local.random, **values, index=3, shape=(8, 6), layout=layout)
+                by_rank[rank] = runtime.random_tensor(local.random, **values, index=3, shape=(8, 6), layout=layout)
 
         axes = dict(Mesh.parse(mesh).axes)
         for rank in range(Mesh.parse(mesh).size):
             run_lockstep(axes, lambda local, rank=rank: work(local, rank))
-        return [found[rank] for rank in sorted(found)]
+        return [by_rank[rank] for rank in sorted(by_rank)]
 
     whole = drawn("a=1", "R")[0]
     assert all(torch.equal(one, whole) for one in drawn("a=2,b=2", "R R"))
@@ -139,8 +139,8 @@ def test_exact_numbers_are_parts_of_the_whole() -> None:
             values = {"kind": "normal", "first": 1.0, "second": 2.0, "dtype": torch.float64}
             return runtime.random_tensor(local.random, **values, index=5, shape=(4, 9), layout=layout)
 
-        for rank, found in enumerate(run_lockstep(dict(mesh.axes), work)):
-            assert torch.equal(found, part(whole, Layout.parse(layout), mesh, rank))
+        for rank, shard in enumerate(run_lockstep(dict(mesh.axes), work)):
+            assert torch.equal(shard, part(whole, Layout.parse(layout), mesh, rank))
 
 
 def test_dropout_inside_a_fused_lstm_is_taken_out_where_it_draws() -> None:

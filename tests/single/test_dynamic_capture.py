@@ -29,12 +29,12 @@ def captured_at(name: str, graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """A capture of its own."""
 
     def called(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        made = list(inputs)
-        for own in graph.dynamic:
-            for tensor, dim in own.dims:
+        values = list(inputs)
+        for size in graph.dynamic:
+            for tensor, dim in size.dims:
                 place = graph.inputs.index(tensor)
-                made[place] = with_size(made[place], dim, sizes[own.name])
-        return tuple(made)
+                values[place] = with_size(values[place], dim, sizes[size.name])
+        return tuple(values)
 
     return capture(spec(name), {}, called_with=called)
 
@@ -54,7 +54,7 @@ def captured_at(name: str, graph: Graph, sizes: Mapping[str, int]) -> Graph:
 )
 def test_the_graph_at_a_size_is_that_of_a_capture_there(name: str, text: str, sizes: dict[str, int]) -> None:
     graph = capture(spec(name), {}, dynamic=(text,))
-    assert sizes_of(graph) == {own.name: own.most for own in graph.dynamic}
+    assert sizes_of(graph) == {size.name: size.most for size in graph.dynamic}
     carried, there = resized(graph, sizes), captured_at(name, graph, sizes)
     assert numbers_of(carried) == numbers_of(there) and ends_of(carried) == ends_of(there)
     assert [kind_of(carried, op) for op in carried.ops] == [kind_of(there, op) for op in there.ops]
@@ -74,8 +74,8 @@ def test_a_graph_keeps_its_sizes_in_its_file_and_says_them_again() -> None:
 @pytest.mark.slow
 def test_the_models_own_code_declares_sizes() -> None:
     graph = capture(spec("declared"), {})
-    (own,) = graph.dynamic
-    assert (own.name, own.least, own.most, own.divisor, own.dims) == ("batch", 4, 64, 4, (("x", 0), ("labels", 0)))
+    (size,) = graph.dynamic
+    assert (size.name, size.least, size.most, size.divisor, size.dims) == ("batch", 4, 64, 4, (("x", 0), ("labels", 0)))
     (other,) = capture(spec("declared"), {}, dynamic=("batch=8../8",)).dynamic
     assert (other.least, other.most) == (8, 0)
 

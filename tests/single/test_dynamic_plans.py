@@ -118,9 +118,9 @@ def test_a_global_batch_is_of_micro_batches_whose_sizes_follow() -> None:
     batch = sizes_of(model.graph)["batch"]
     with pytest.raises(UserError, match="and batch can change in each step") as raised:
         planned_step(model, HARDWARE, SearchRequest(devices=4, step=StepRequest(global_batch=2 * batch)))
-    found = re.match(r"--mesh (\S+) --global-batch (\d+), without --devices", raised.value.hint)
-    assert found and int(found[2]) == 2 * batch
-    wanted = SearchRequest(Mesh.parse(found[1]), step=StepRequest(global_batch=int(found[2])))
+    match = re.match(r"--mesh (\S+) --global-batch (\d+), without --devices", raised.value.hint)
+    assert match and int(match[2]) == 2 * batch
+    wanted = SearchRequest(Mesh.parse(match[1]), step=StepRequest(global_batch=int(match[2])))
     plan = make_plan(model.graph, HARDWARE, wanted).plan
     assert plan.step.micro_batches == 2 and math.prod(plan.mesh.sizes) == 4
     proved("words", model.graph, plan, micro_batches=2)
@@ -131,25 +131,25 @@ def test_a_step_is_searched_for_all_lengths(step: StepRequest) -> None:
     """At the largest, of whose best steps the least expected one is taken; right at other lengths."""
     model = captured_model(spec("words"), dynamic=LENGTHS)
     sizes = read_histogram("sequence=8:3;sequence=64:1")
-    made = planned_step(model, HARDWARE, SearchRequest(devices=2, step=step, sizes=sizes)).plan
-    rows = made.plan.search.sizes
+    plan = planned_step(model, HARDWARE, SearchRequest(devices=2, step=step, sizes=sizes)).plan
+    rows = plan.plan.search.sizes
     assert [dict(row.sizes)["sequence"] for row in rows] == [8, 64] and rows[0].seconds < rows[1].seconds
-    at = resized(made.graph, {"sequence": 8})
-    there = predicted(reapply(made.plan, made.graph, at, HARDWARE), at)
+    at = resized(plan.graph, {"sequence": 8})
+    there = predicted(reapply(plan.plan, plan.graph, at, HARDWARE), at)
     assert rows[0].seconds == pytest.approx(there.step_seconds)
-    assert made.plan.step.samples * made.plan.step.micro_batches == 16
-    assert all(own.predicted_seconds < made.plan.step_seconds * 10 for own in made.styles)
-    if made.plan.step.stages == 1:
-        proved("words", made.graph, made.plan, made.plan.step.micro_batches)
+    assert plan.plan.step.samples * plan.plan.step.micro_batches == 16
+    assert all(style.predicted_seconds < plan.plan.step_seconds * 10 for style in plan.styles)
+    if plan.plan.step.stages == 1:
+        proved("words", plan.graph, plan.plan, plan.plan.step.micro_batches)
 
 
 @pytest.mark.parametrize("samples", [slow(2), 12])
 def test_numbers_of_another_batch_follow_the_sizes_as_captured_there(samples: int) -> None:
     graph = captured(spec("words"), {}, dynamic=(LENGTHS,))
     there = captured(spec("words"), {"batch": samples}, dynamic=(LENGTHS,))
-    made = rebatched(graph, samples)
+    carried = rebatched(graph, samples)
     for length in (8, 24, 64):
-        one, other = (resized(own, {"sequence": length}) for own in (made, there))
+        one, other = (resized(source, {"sequence": length}) for source in (carried, there))
         assert numbers_of(one) == numbers_of(other)
 
 
@@ -171,13 +171,13 @@ def test_only_what_divides_every_size_is_offered() -> None:
     graph, mesh = graph_of("words", "batch=4..32/4,sequence=8..64/8"), Mesh.parse("dp=8")
     op = next(op for op in graph.ops if op.target == "aten.embedding")
     known = rules.granularities(graph, mesh)
-    offered = {str(own) for own in rules.strategies(graph, op, mesh, known)}
+    offered = {str(s) for s in rules.strategies(graph, op, mesh, known)}
     reasons = dict(rules.explain(graph, op, mesh, known))
     message = "batch is only known to be a multiple of 4; 8 shards need a divisor of 8"
     assert any(reason == message for reason in reasons.values()), reasons
     assert not offered & {choice for choice, reason in reasons.items() if reason == message}
     plain = captured(spec("words"), {"batch": 32, "length": 64})
-    every = {str(own) for own in rules.strategies(plain, plain.by_op[op.name], mesh, rules.granularities(plain, mesh))}
+    every = {str(s) for s in rules.strategies(plain, plain.by_op[op.name], mesh, rules.granularities(plain, mesh))}
     assert offered < every
     with pytest.raises(UserError, match="only known to be a multiple of 4"):
         search(graph, HARDWARE, SearchRequest(mesh, pins=("input:ids=Shard(0)@dp", f"op:{op.name}=((1, 1), (8, 1))")))
@@ -194,10 +194,10 @@ def test_what_is_offered_holds_at_every_size() -> None:
             plain = captured(spec("words"), {"batch": batch, "length": length})
             there = rules.granularities(plain, mesh)
             for op in graph.ops:
-                own = {str(s): (s.operands, s.results) for s in rules.strategies(graph, op, mesh, known)}
+                general = {str(s): (s.operands, s.results) for s in rules.strategies(graph, op, mesh, known)}
                 every = rules.strategies(plain, plain.by_op[op.name], mesh, there)
                 offered = {str(s): (s.operands, s.results) for s in every}
-                assert own.items() <= offered.items(), (op.name, batch, length)
+                assert general.items() <= offered.items(), (op.name, batch, length)
             assert {o.name for o in at.ops} == {o.name for o in plain.ops}
 
 
@@ -240,12 +240,12 @@ def test_the_weighted_problem_is_the_mean_of_those_of_each_size() -> None:
     others = [formulate(PlanningContext(resized(graph, {"batch": size}), mesh, HARDWARE)) for size in sizes]
     problem = weighted(base, others, weights)
     assert problem is not None
-    found = solve(problem, "exhaustive") if size_of(base) < 1e5 else solve(problem, "dp")
-    expected = sum(w * objective(own.problem, found.choice) for w, own in zip(weights, others, strict=True))
-    assert found.objective == pytest.approx(expected) and found.lower_bound == pytest.approx(expected)
-    for own in others:
-        alone = solve(own.problem, "dp")
-        assert found.objective <= objective(problem, alone.choice) * (1 + 1e-12)
+    solution = solve(problem, "exhaustive") if size_of(base) < 1e5 else solve(problem, "dp")
+    expected = sum(w * objective(other.problem, solution.choice) for w, other in zip(weights, others, strict=True))
+    assert solution.objective == pytest.approx(expected) and solution.lower_bound == pytest.approx(expected)
+    for other in others:
+        alone = solve(other.problem, "dp")
+        assert solution.objective <= objective(problem, alone.choice) * (1 + 1e-12)
 
 
 def size_of(formulation: Formulation) -> float:
@@ -255,9 +255,9 @@ def size_of(formulation: Formulation) -> float:
 @pytest.mark.slow
 def test_a_histogram_is_in_the_plan_and_its_command(tmp_path: Path) -> None:
     model = captured_model(spec("words"), dynamic=WORDS)
-    made = planned(model, HARDWARE, SearchRequest(Mesh.parse("dp=2"), sizes=read_histogram(POINTS)), False)
-    read = load_plan(write(made, tmp_path / "package"))
-    assert read.plan == made.plan and len(read.plan.search.sizes) == 3
+    plan = planned(model, HARDWARE, SearchRequest(Mesh.parse("dp=2"), sizes=read_histogram(POINTS)), False)
+    read = load_plan(write(plan, tmp_path / "package"))
+    assert read.plan == plan.plan and len(read.plan.search.sizes) == 3
     assert "expected step" in str(read) and "batch 4, sequence 8" in str(read)
     text = (tmp_path / "package" / "model_parallel.py").read_text()
     assert "--sizes" in text and "--dynamic" in text
@@ -280,5 +280,5 @@ def test_other_levels_minimise_what_they_say(level: int) -> None:
     alone = [
         make_plan(resized(graph, {"batch": size}), HARDWARE, SearchRequest(mesh, level=0)).plan for size in (4, 64)
     ]
-    best = sum(w * own.certificate.level_objective for w, own in zip((0.9, 0.1), alone, strict=True))
+    best = sum(w * single.certificate.level_objective for w, single in zip((0.9, 0.1), alone, strict=True))
     assert certificate.level_objective >= best * (1 - 1e-9)

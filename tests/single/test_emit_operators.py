@@ -123,12 +123,12 @@ CREATION: dict[str, Callable[..., object]] = {
 
 def write_into(layers: object, x: Tensor, y: Tensor) -> Tensor:
     """Functionalised to slice_scatter, select_scatter, fill, scatter and index_add."""
-    made = x.clone()
-    made[:, 1:3] = y[:, 2:4]
-    made[..., 0] = y[..., 1]
-    made[1].fill_(2.0)
-    made = made.scatter(2, (y > 0).long()[..., :1], 3.0)
-    return made.index_add(1, torch.tensor([1, 1, 4]), y[:, :3], alpha=2)
+    output = x.clone()
+    output[:, 1:3] = y[:, 2:4]
+    output[..., 0] = y[..., 1]
+    output[1].fill_(2.0)
+    output = output.scatter(2, (y > 0).long()[..., :1], 3.0)
+    return output.index_add(1, torch.tensor([1, 1, 4]), y[:, :3], alpha=2)
 
 
 @torch.library.custom_op("autoshard_test::two_lists", mutates_args=())
@@ -336,9 +336,9 @@ def run_emitted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[object, o
     def rank(mesh: object) -> tuple[object, object, dict[str, Tensor]]:
         copy = package.model.build_model(mesh)
         package.runtime.load_full_state_dict(copy, model.state_dict())
-        own = leaves(inputs)
-        outputs = copy(*own)
-        return outputs, backward(outputs, own), package.runtime.full_state_dict(copy)
+        tensors = leaves(inputs)
+        outputs = copy(*tensors)
+        return outputs, backward(outputs, tensors), package.runtime.full_state_dict(copy)
 
     return *run_lockstep({"dp": 1}, rank)[0], files["model_parallel.py"]
 
@@ -350,11 +350,11 @@ def test_the_emitted_operator_computes_the_same(name: str) -> None:
     torch.manual_seed(0)
     model = Layers(function, layers).train()
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    found, gradients, after, source = run_emitted(model, inputs)
+    outputs, gradients, after, source = run_emitted(model, inputs)
     model.load_state_dict(state)
-    own = leaves(inputs)
-    expected = model(*own)
-    for ours, theirs in ((found, expected), (gradients, backward(expected, own))):
+    tensors = leaves(inputs)
+    expected = model(*tensors)
+    for ours, theirs in ((outputs, expected), (gradients, backward(expected, tensors))):
         torch.testing.assert_close(
             ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True, msg=lambda text: f"{text}\n{source}"
         )

@@ -112,13 +112,13 @@ def test_batches_by_name_by_place_global_or_local(package: LoadedPackage) -> Non
 
     def rank(mesh: Any) -> list[bool]:
         parts = package.batches.checked(full, mesh)
-        again = package.batches.checked(tuple(parts), mesh)
-        own = [
+        rechecked = package.batches.checked(tuple(parts), mesh)
+        fits = [
             tuple(part.shape) == package.batches.local_shape(name, mesh) for name, part in zip(full, parts, strict=True)
         ]
-        return [*own, *(torch.equal(a, b) for a, b in zip(parts, again, strict=True))]
+        return [*fits, *(torch.equal(a, b) for a, b in zip(parts, rechecked, strict=True))]
 
-    assert all(all(found) for found in run_lockstep({"dp": 2, "tp": 2}, rank))
+    assert all(all(checks) for checks in run_lockstep({"dp": 2, "tp": 2}, rank))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def _columns(*bounds: tuple[int, int], rows: tuple[int, ...] = (64,)) -> Tensor:
     ),
 )
 def test_synthetic_integers_keep_to_the_range_of_their_column(model: type[nn.Module], example: Tensor) -> None:
-    package, own = package_of(model(), example), model()
+    package, original = package_of(model(), example), model()
 
     def rank(mesh: Any) -> list[Tensor]:
         batches = package.batches.synthetic_batches(mesh, 0, 0)
@@ -193,7 +193,7 @@ def test_synthetic_integers_keep_to_the_range_of_their_column(model: type[nn.Mod
     drawn = torch.stack(run_lockstep({"dp": 2, "tp": 2}, rank)[0])
     assert drawn.unique(dim=0).shape[0] == 20
     for batch in drawn:
-        own(batch)  # IndexError where a number is past the table
+        original(batch)  # IndexError where a number is past the table
 
 
 def test_columns_of_another_count_are_drawn_from_all_ranges(package: LoadedPackage) -> None:

@@ -81,8 +81,8 @@ ROWS = [one for one in ALL if one.target.startswith("aten.")]
 
 def results(one: OpCase) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    found = call(one.target, random_operands(one, 0), dict(one.attributes))
-    return list(found) if isinstance(found, tuple | list) else [found]
+    result = call(one.target, random_operands(one, 0), dict(one.attributes))
+    return list(result) if isinstance(result, tuple | list) else [result]
 
 
 def same(one: OpCase, emitted: list[torch.Tensor]) -> bool:
@@ -106,9 +106,9 @@ def test_the_emitted_call_takes_operands_that_lie_otherwise_in_memory(one: OpCas
     operands = random_operands(one, 0)
     operands[::2] = [x if x is None or x.dim() < 2 else x.mT.contiguous().mT for x in operands[::2]]
     torch.manual_seed(0)
-    found = run_emitted(one.target, operands, dict(one.attributes), len(results(one)))
+    outputs = run_emitted(one.target, operands, dict(one.attributes), len(results(one)))
     if not is_random(one_op_graph(one).ops[0]) and one.target not in ("aten.empty_like", "aten.rrelu_with_noise"):
-        torch.testing.assert_close(found, results(one), equal_nan=True)
+        torch.testing.assert_close(outputs, results(one), equal_nan=True)
 
 
 def test_every_name_that_is_written_as_torchs_is_called_here() -> None:
@@ -160,10 +160,10 @@ def negative(one: OpCase, position: int) -> Attribute:
         attributes[position] = (name, tried if isinstance(value, tuple) else tried[0])  # type: ignore[index]
         other = replace(one, attributes=tuple(attributes))
         try:
-            found = results(other)
+            outputs = results(other)
         except Exception:
             continue
-        if tried != listed and len(found) == len(results(one)) and same(one, found):
+        if tried != listed and len(outputs) == len(results(one)) and same(one, outputs):
             return attributes[position][1]
     return None
 
@@ -192,8 +192,8 @@ def test_dims_counted_from_the_end_mean_what_they_meant(one: OpCase, position: i
         (op,) = graph.ops
         if op.target == "aten.alias":
             continue
-        found = run_emitted(op.target, random_operands(one, 0), dict(op.attributes), len(op.results))
-        assert same(one, found), statement_of(op.target, op.operands, dict(op.attributes), len(op.results))
+        outputs = run_emitted(op.target, random_operands(one, 0), dict(op.attributes), len(op.results))
+        assert same(one, outputs), statement_of(op.target, op.operands, dict(op.attributes), len(op.results))
 
 
 def test_dims_are_made_positive_where_it_is_known_in_which_tensor_they_count() -> None:
@@ -212,6 +212,6 @@ def test_a_part_of_torchs_own_samples_by_seed() -> None:
     pytest.importorskip("expecttest", reason="torch's samples need it")
     from benchmarks import operators
 
-    found = list(operators.ends(operators.chosen(count=25, seed=7), limit=2))
-    assert not [end for end in found if end.end in operators.BAD]
-    assert sum(end.end == "same" for end in found) >= 15
+    ends = list(operators.ends(operators.chosen(count=25, seed=7), limit=2))
+    assert not [end for end in ends if end.end in operators.BAD]
+    assert sum(end.end == "same" for end in ends) >= 15

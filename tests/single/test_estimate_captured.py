@@ -45,10 +45,10 @@ def test_gpt2(dp: int, tp: int) -> None:
         TrainingRun(MICRO_BATCH * dp, MICRO_BATCH, dp, tp, precision="fp32", sequence_parallel=cut, overlap=True)
         for cut in (False, True)
     )
-    made = [estimate(GPT2, run, A100) for run in runs]  # the search may cut the norms' sequence, too
-    nearest = min(made, key=lambda one: one.step_seconds)
+    estimates = [estimate(GPT2, run, A100) for run in runs]  # the search may cut the norms' sequence, too
+    nearest = min(estimates, key=lambda one: one.step_seconds)
     assert nearest.step_seconds == pytest.approx(plan.predicted_seconds, rel=0.01)
-    peaks = [one.memory.peak for one in made]
+    peaks = [one.memory.peak for one in estimates]
     assert min(peaks, key=lambda peak: abs(peak / plan.predicted_peak_bytes - 1)) == pytest.approx(
         plan.predicted_peak_bytes, rel=0.01
     )
@@ -79,16 +79,16 @@ NUMBERS = Transformer(
 @cache
 def mixtral(batch: int) -> Graph:
     sizes = {"hidden": HIDDEN, "inner": INNER, "heads": 8, "kv_heads": 2, "vocabulary": WORDS}
-    given = {"form": "grouped_mm", "experts": EXPERTS, "batch": batch, "sequence": LENGTH, **sizes}
-    return capture(spec("mixtral"), given)
+    arguments = {"form": "grouped_mm", "experts": EXPERTS, "batch": batch, "sequence": LENGTH, **sizes}
+    return capture(spec("mixtral"), arguments)
 
 
 @pytest.mark.slow
 def test_time_and_memory() -> None:
     plan = search(mixtral(4), A100, SearchRequest(Mesh((("dp", 1), ("tp", 1))), strategy="megatron"))
-    made = estimate(NUMBERS, TrainingRun(4, 4, precision="fp32"), A100)
-    assert made.step_seconds == pytest.approx(plan.predicted_seconds, rel=0.01)
-    assert made.memory.peak == pytest.approx(plan.predicted_peak_bytes, rel=0.01)
+    forecast = estimate(NUMBERS, TrainingRun(4, 4, precision="fp32"), A100)
+    assert forecast.step_seconds == pytest.approx(plan.predicted_seconds, rel=0.01)
+    assert forecast.memory.peak == pytest.approx(plan.predicted_peak_bytes, rel=0.01)
 
 
 def around_experts(program: Program, graph: Graph) -> list[tuple[str, str, float, float]]:

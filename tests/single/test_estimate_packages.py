@@ -152,10 +152,10 @@ def test_the_same_gpt_by_its_numbers_and_captured(case: tuple[int, int, int, int
     dp, tp, pp, count, recompute, zero, precision, words, cut = case
     run = run_of(dp, tp, pp, count, recompute, zero, precision, cut)
     seconds, size = planned(run, words)
-    made = by_numbers(run, words)
-    assert made.step_seconds == pytest.approx(seconds, rel=0.01)
-    assert made.memory.peak == pytest.approx(size, rel=0.01)
-    assert sum(own for _, own in made.parts) == pytest.approx(made.step_seconds)
+    forecast = by_numbers(run, words)
+    assert forecast.step_seconds == pytest.approx(seconds, rel=0.01)
+    assert forecast.memory.peak == pytest.approx(size, rel=0.01)
+    assert sum(part for _, part in forecast.parts) == pytest.approx(forecast.step_seconds)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +165,16 @@ def test_whoever_trains_it_a_layer_works_with_as_much(tp: int, pp: int, recomput
     """The default's memory is that of a package but for what its stages hold besides: received and sent tensors, and
     outputs until their backward. Without the gradients inside a layer it was up to 11 % below."""
     run = run_of(1, tp, pp, 6, recompute, 0, "fp32", False)
-    model, own = Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), replace(run, software="kernels")
-    built = build(model, own, A100)
-    made = simulate_step(package_costs(model, run, layers_of_parts(model, run), A100))
+    model, kernel_run = Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), replace(run, software="kernels")
+    built = build(model, kernel_run, A100)
+    simulated = simulate_step(package_costs(model, run, layers_of_parts(model, run), A100))
     stream = 4 * MICRO_BATCH * SEQUENCE * HIDDEN
     for stage in range(pp):
-        memory = stage_memory(built, model, own, stage_parameters(built, model, own, stage), stage)
+        memory = stage_memory(built, model, kernel_run, stage_parameters(built, model, kernel_run, stage), stage)
         outputs = stream * in_flight("1f1b", stage, pp, run.micro_batches, 1) * (stage < pp - 1)
         inputs = stream * in_flight("1f1b", stage, pp, run.micro_batches, 1) * (stage > 0)
-        held = made.costs.buffer_bytes(stage) - inputs + outputs  # a layer keeps its input in any case
-        assert memory.peak + held == pytest.approx(made.peak_bytes[stage], rel=0.005)
+        held = simulated.costs.buffer_bytes(stage) - inputs + outputs  # a layer keeps its input in any case
+        assert memory.peak + held == pytest.approx(simulated.peak_bytes[stage], rel=0.005)
 
 
 def test_layers_that_are_not_built_take_what_others_do() -> None:
@@ -193,12 +193,12 @@ def test_layers_that_are_computed_again_take_what_their_own_program_does(zero: i
     """One program is measured for whatever layers keep, where it is the same; with weights gathered for each use, as
     biases over both axes are under ZeRO 1, it is another."""
     run = run_of(2, 2, 2, 4, "none", zero, "bf16-mixed", True)
-    asked = package_program._asked(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), run, 2, keep, 2)
-    plan, graph = package_program._plan(replace(asked, keep="all"), A100)
+    request = package_program._asked(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), run, 2, keep, 2)
+    plan, graph = package_program._plan(replace(request, keep="all"), A100)
     policies = tuple(BlockPolicy(f"layers.{n}", keep) for n in range(4))
     plan = replace(plan, step=replace(plan.step, recompute=policies))
-    own = measured_parts(plan, lower(plan, graph), graph, A100, 2)
-    assert package_program._measured(asked, A100) == own
+    measured = measured_parts(plan, lower(plan, graph), graph, A100, 2)
+    assert package_program._measured(request, A100) == measured
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_the_search_finds_what_its_blocks_say_is_best() -> None:
     """Of a step on four devices: rows by their own programs, best first, none below the bound."""
     model = Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000)
     space = RunSpace(model, TrainingRun(16, 1, precision="fp32", software="autoshard"), 4, {"micro_batch": 2})
-    found = package_runs(space, A100, 3)
-    assert [made.step_seconds for made in found.best] == sorted(made.step_seconds for made in found.best)
-    assert found.others_seconds <= found.best[0].step_seconds * 1.01
-    first = found.best[0]
+    result = package_runs(space, A100, 3)
+    assert [row.step_seconds for row in result.best] == sorted(row.step_seconds for row in result.best)
+    assert result.others_seconds <= result.best[0].step_seconds * 1.01
+    first = result.best[0]
     assert first.run.devices == 4 and first.run.micro_batch == 2 and first.memory.fits(A100)
     assert not first.again and estimate(model, first.run, A100).step_seconds == pytest.approx(first.step_seconds)
 
@@ -233,20 +233,20 @@ SIZES = [(4, 128, 4, 256, 1000), (6, 512, 8, 512, 8000), (8, 1024, 16, 512, 2000
 def test_the_choice_by_numbers_is_near_the_best_of_the_captured_model(sizes: tuple[int, ...], devices: int) -> None:
     """Planned from the captured model, with the operators' strategies searched, it is within 3 % of the best step."""
     layers, hidden, heads, sequence, words = sizes
-    given = {"batch": 2, "sequence": sequence, "n_layer": layers, "n_embd": hidden, "n_head": heads,
+    setup = {"batch": 2, "sequence": sequence, "n_layer": layers, "n_embd": hidden, "n_head": heads,
              "vocabulary": words, "dropout": 0.0}  # fmt: skip
-    graph = capture("examples/gpt2.py:build", given, "bf16-mixed")
+    graph = capture("examples/gpt2.py:build", setup, "bf16-mixed")
     line = block_line(graph)
     whole = ConfigSpace(devices, 64, len(line.blocks), layers)
     run = TrainingRun(64, 1, precision="bf16-mixed", software="autoshard")
     chosen = package_runs(RunSpace(Transformer(*sizes), run, devices, {}), A100, 1).best[0].run
-    own = replace(
+    narrow = replace(
         whole, stages=(chosen.pp,), virtual_stages=(chosen.interleave,), tensor=(chosen.tp,),
         micro_batch=(chosen.micro_batch,), zero=(chosen.zero,),
     )  # fmt: skip
 
     def best(space: ConfigSpace) -> float:
-        found = joint_search(graph, A100, space, A100.usable_memory_bytes)
-        return confirmed(found, A100, Origin(graph.source))[0].best.program_seconds
+        result = joint_search(graph, A100, space, A100.usable_memory_bytes)
+        return confirmed(result, A100, Origin(graph.source))[0].best.program_seconds
 
-    assert best(own) <= 1.03 * best(whole), chosen
+    assert best(narrow) <= 1.03 * best(whole), chosen

@@ -126,8 +126,8 @@ def test_without_dropout_it_is_the_forward_of_training(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OTHERWISE)
 def test_what_only_training_computes_is_found_with_its_line(kind: str) -> None:
-    found = captured(kind).evaluation
-    assert found.startswith("in evaluation the model computes something else, at single/test_evaluation.py:"), found
+    reason = captured(kind).evaluation
+    assert reason.startswith("in evaluation the model computes something else, at single/test_evaluation.py:"), reason
 
 
 @pytest.mark.parametrize("kind", [kind for kind in (*ALIKE, *OTHERWISE) if kind != "in_place"])

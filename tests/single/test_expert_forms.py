@@ -44,8 +44,8 @@ class Experts(torch.nn.Module):
             inner = self.act(gate) * inner
         else:
             inner = self.act(inner)
-        made = self.product(self.down[ids], inner) * weights.reshape(-1).unsqueeze(-1)
-        return made.view(len(rows), 2, M).sum(1).square().mean()
+        output = self.product(self.down[ids], inner) * weights.reshape(-1).unsqueeze(-1)
+        return output.view(len(rows), 2, M).sum(1).square().mean()
 
 
 def build(
@@ -72,8 +72,8 @@ def test_a_form_is_one_operator_and_cut_by_its_experts(form: dict[str, object]) 
     def by_experts(op: Op, strategy: Strategy) -> bool:
         return op.target != "autoshard.experts" or "e" in {str(choice) for choice in strategy.choices}
 
-    found, largest = check(f"{__file__}:build", "tp=2", by_experts, (1,), form)
-    assert "parallel_experts" in found and largest < 1e-9
+    functions, largest = check(f"{__file__}:build", "tp=2", by_experts, (1,), form)
+    assert "parallel_experts" in functions and largest < 1e-9
 
 
 def test_another_square_is_no_block() -> None:

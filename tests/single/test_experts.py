@@ -83,9 +83,9 @@ class Lookalike(torch.nn.Module):
             else torch.nn.functional.silu(first) * second
         )
         other = ids.roll(1) if self.wrong == "experts" else ids
-        made = torch.bmm(self.down[other], gated.unsqueeze(-1)).squeeze(-1) * weights.reshape(-1).unsqueeze(-1)
+        output = torch.bmm(self.down[other], gated.unsqueeze(-1)).squeeze(-1) * weights.reshape(-1).unsqueeze(-1)
         shape = (2, len(x), 6) if self.wrong == "sum" else (len(x), 2, 6)
-        return made.view(*shape).sum(0 if self.wrong == "sum" else 1).square().mean()
+        return output.view(*shape).sum(0 if self.wrong == "sum" else 1).square().mean()
 
 
 def lookalike(wrong: str = "") -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -108,8 +108,8 @@ def test_only_what_is_a_block_is_folded(wrong: str) -> None:
     ],
 )
 def test_mixtral_with_its_experts_cut(mesh: str, choice: str, arguments: dict[str, object]) -> None:
-    found, largest = check(spec("mixtral"), mesh, experts_by(choice), (1,), arguments)
-    assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in found
+    functions, largest = check(spec("mixtral"), mesh, experts_by(choice), (1,), arguments)
+    assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in functions
     assert largest < 1e-9
 
 
@@ -127,8 +127,8 @@ def test_experts_with_biases_fold_whole(form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", [slow("e"), "t+e", slow("f")])
 def test_experts_with_biases(choice: str) -> None:
-    found, largest = check(NAMES["gpt_oss"], "dp=2,tp=2", experts_by(choice), arguments={"layers": 1})
-    assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in found
+    functions, largest = check(NAMES["gpt_oss"], "dp=2,tp=2", experts_by(choice), arguments={"layers": 1})
+    assert ("dispatched_experts" if choice == "t+e" else "parallel_experts") in functions
     assert largest < 1e-9
 
 
@@ -160,10 +160,10 @@ class BiasedLookalike(torch.nn.Module):
         gate, up = inner.chunk(2, -1) if self.wrong == "halves" else (inner[:, ::2], inner[:, 1::2])
         gate = gate.clamp(min=-5.0 if self.wrong == "gate" else None, max=5.0)
         up = up.clamp(min=-4.0 if self.wrong == "limit" else -5.0, max=5.0)
-        made = (up + (2 if self.wrong == "one" else 1)) * (gate * torch.sigmoid(gate * 1.5))
-        made = torch.bmm(made.unsqueeze(1), self.down[ids]).squeeze(1) + self.down_bias[ids]
-        made = made * weights.reshape(-1).unsqueeze(-1)
-        return made.view(len(x), 2, 6).sum(1).square().mean()
+        output = (up + (2 if self.wrong == "one" else 1)) * (gate * torch.sigmoid(gate * 1.5))
+        output = torch.bmm(output.unsqueeze(1), self.down[ids]).squeeze(1) + self.down_bias[ids]
+        output = output * weights.reshape(-1).unsqueeze(-1)
+        return output.view(len(x), 2, 6).sum(1).square().mean()
 
 
 def biased_lookalike(wrong: str = "") -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -197,11 +197,11 @@ def test_what_autograd_keeps_of_experts_is_what_a_plan_counts(form: str, shared:
     biases = (torch.randn(here, 2 * part), torch.randn(here, width)) if biased else ()
     chosen = torch.tensor([[0, 2], [1, 3]]).repeat(tokens // 2, 1)  # half of the pairs on each device
     weights = torch.rand(tokens, k, requires_grad=True)
-    given = {t.untyped_storage().data_ptr() for t in (x, up, down, weights, *biases)}
+    pointers = {t.untyped_storage().data_ptr() for t in (x, up, down, weights, *biases)}
     saved: dict[int, torch.UntypedStorage] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype == torch.float32 and tensor.untyped_storage().data_ptr() not in given:
+        if tensor.dtype == torch.float32 and tensor.untyped_storage().data_ptr() not in pointers:
             saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
@@ -228,9 +228,9 @@ def test_what_autograd_keeps_of_experts_is_what_a_plan_counts(form: str, shared:
         for n in range(len(operands))
     ]
     local = tuple(LocalTensor(tuple(t.shape), "float32", True) for t in operands)
-    told = experts_keep(Mesh((("ep", 2),)), op, local, tuple(places), ())
-    found = sum(storage.nbytes() for storage in saved.values())
-    assert told.extra_bytes == pytest.approx(found, rel=0.01)
+    predicted = experts_keep(Mesh((("ep", 2),)), op, local, tuple(places), ())
+    measured = sum(storage.nbytes() for storage in saved.values())
+    assert predicted.extra_bytes == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize("tp", [slow(1), 2, slow(4), slow(8)])
@@ -244,8 +244,8 @@ def test_a_captured_plan_shares_what_experts_keep(tp: int) -> None:
 
     program = lower(forced_plan(graph, Mesh((("tp", tp),)), inner), graph)
     (block,) = (op.name for op in graph.ops if op.target == "autoshard.experts")
-    (kept,) = (
+    (held_bytes,) = (
         s.held.bytes for s in plan_memory(program, graph).spans if s.held.kind == "extra" and s.held.name == block
     )
     pairs = 4 * 8 * 2
-    assert kept == 4 * pairs * (16 + 4 * 64 / tp + 16)
+    assert held_bytes == 4 * pairs * (16 + 4 * 64 / tp + 16)

@@ -36,15 +36,15 @@ SCORES: dict[str, Callable[..., torch.Tensor] | None] = {
 def test_it_is_what_torch_computes(mask: str, score: str) -> None:
     draw = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(2, heads, 8, 16, generator=draw) for heads in (4, 2, 2))
-    own = MASKS[mask]
-    block = None if own is None else create_block_mask(own, 2, 4, 8, 8, device="cpu")
+    mask_mod = MASKS[mask]
+    block = None if mask_mod is None else create_block_mask(mask_mod, 2, 4, 8, 8, device="cpu")
     how = {"score_mod": SCORES[score], "block_mask": block, "enable_gqa": True, "scale": 0.3}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         wanted = flex_attention(q, k, v, **how)
         with dense_flex_attention() as called:
-            found = flex_attention(q, k, v, **how)
+            output = flex_attention(q, k, v, **how)
         assert len(called) == 1
-    assert torch.allclose(found, wanted, atol=1e-5) and not found.isnan().any()
+    assert torch.allclose(output, wanted, atol=1e-5) and not output.isnan().any()
 
 
 def test_what_is_not_a_dense_mask_is_refused() -> None:

@@ -46,31 +46,31 @@ def errors(in_out: bool = False) -> dict[str, float]:
     torch.manual_seed(0)
     weight = torch.randn(96, 64).bfloat16()
     weight = weight.t().contiguous().t() if in_out else weight
-    made = [torch.randn(3, 32, 64).bfloat16(), weight, torch.randn(96).bfloat16()]
+    tensors = [torch.randn(3, 32, 64).bfloat16(), weight, torch.randn(96).bfloat16()]
     gradient = torch.randn(3, 32, 96).bfloat16()
-    found = results(float8_linear, made, gradient)
-    exact = results(F.linear, [x.double() for x in made], gradient.double())
-    assert found["weight"].stride() == weight.stride()  # else autograd copies it
-    return {name: float((found[name].double() - exact[name]).norm() / exact[name].norm()) for name in exact}
+    rounded = results(float8_linear, tensors, gradient)
+    exact = results(F.linear, [x.double() for x in tensors], gradient.double())
+    assert rounded["weight"].stride() == weight.stride()  # else autograd copies it
+    return {name: float((rounded[name].double() - exact[name]).norm() / exact[name].norm()) for name in exact}
 
 
-def results(linear: Callable[..., Tensor], given: list[Tensor], gradient: Tensor) -> dict[str, Tensor]:
-    x, weight, bias = (t.detach().requires_grad_() for t in given)
-    made = linear(x, weight, bias)
-    made.backward(gradient)
-    return {"result": made.detach(), "x": cast(Tensor, x.grad), "weight": cast(Tensor, weight.grad)}
+def results(linear: Callable[..., Tensor], operands: list[Tensor], gradient: Tensor) -> dict[str, Tensor]:
+    x, weight, bias = (t.detach().requires_grad_() for t in operands)
+    output = linear(x, weight, bias)
+    output.backward(gradient)
+    return {"result": output.detach(), "x": cast(Tensor, x.grad), "weight": cast(Tensor, weight.grad)}
 
 
-def is_as_exact_as_its_formats(found: dict[str, float]) -> bool:
+def is_as_exact_as_its_formats(errors: dict[str, float]) -> bool:
     wanted = {"result": FORWARD, "x": BACKWARD, "weight": BACKWARD}
-    return all(abs(error / wanted[name] - 1) < NEAR for name, error in found.items())
+    return all(abs(error / wanted[name] - 1) < NEAR for name, error in errors.items())
 
 
 @pytest.mark.parametrize("in_out", [False, True])
 def test_products_are_as_exact_as_their_formats(in_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of backward with all bits that the kernel sums with, which on a CPU are as many in forward."""
     kernel, fast = torch._scaled_mm, list[bool]()
-    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **own: fast.append(own["use_fast_accum"]) or kernel(*a, **own))
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **kw: fast.append(kw["use_fast_accum"]) or kernel(*a, **kw))
     assert is_as_exact_as_its_formats(errors(in_out)) and fast == [True, False, False]
 
 
@@ -85,7 +85,7 @@ def _inverted(left: Scaled, right: Scaled) -> tuple[Scaled, Scaled]:
 @pytest.mark.parametrize("fault", [_unscaled, _inverted])
 def test_a_scale_forgotten_or_inverted_is_seen(fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     right = float8.product
-    monkeypatch.setattr(float8, "product", lambda a, b, *rest, **more: right(*fault(a, b), *rest, **more))
+    monkeypatch.setattr(float8, "product", lambda a, b, *args, **more: right(*fault(a, b), *args, **more))
     assert not is_as_exact_as_its_formats(errors())
 
 
@@ -115,8 +115,8 @@ def test_what_does_not_fit_is_a_plain_linear(shape: tuple[int, ...], dtype: str)
 def test_zeros_and_extremes_stay_numbers(value: float) -> None:
     """Above 1e33 sums of products of 448, times one scale after the other, overflow in torch's kernel of some CPUs."""
     x, weight = torch.full((16, 16), value).bfloat16(), torch.eye(16).bfloat16()
-    found = float8_linear(x, weight)
-    assert bool(torch.isfinite(found).all()) and (value < 1e-12 or torch.equal(found, x))
+    output = float8_linear(x, weight)
+    assert bool(torch.isfinite(output).all()) and (value < 1e-12 or torch.equal(output, x))
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 3e38])
@@ -129,22 +129,22 @@ def test_casts_of_zeros_and_extremes_are_numbers(value: float) -> None:
 
 def test_a_compiler_takes_it_whole() -> None:
     torch.manual_seed(0)
-    given = [torch.randn(s).bfloat16() for s in ((32, 64), (48, 64), (48,))]
+    operands = [torch.randn(s).bfloat16() for s in ((32, 64), (48, 64), (48,))]
     gradient = torch.randn(32, 48).bfloat16()
     compiled = torch.compile(float8_linear, backend="aot_eager", fullgraph=True)
-    own, wanted = (results(linear, given, gradient) for linear in (compiled, float8_linear))
-    assert all(torch.equal(own[name], wanted[name]) for name in wanted)
+    outputs, wanted = (results(linear, operands, gradient) for linear in (compiled, float8_linear))
+    assert all(torch.equal(outputs[name], wanted[name]) for name in wanted)
 
 
 def test_column_parallel_makes_the_same_products() -> None:
     axis = Axis("tp", 2, 0, Told(), cast(Any, None), ("tp",))  # type: ignore[arg-type]
     torch.manual_seed(0)
-    given = [torch.randn(s).bfloat16() for s in ((2, 16, 32), (48, 32), (48,))]
+    operands = [torch.randn(s).bfloat16() for s in ((2, 16, 32), (48, 32), (48,))]
     gradient = torch.randn(2, 16, 48).bfloat16()
-    own = results(lambda x, *rest: column_parallel(x, axis, *rest, float8=True), given, gradient)
-    wanted = results(float8_linear, given, gradient)
+    outputs = results(lambda x, *args: column_parallel(x, axis, *args, float8=True), operands, gradient)
+    wanted = results(float8_linear, operands, gradient)
     wanted["x"] = 2 * wanted["x"]  # of two devices
-    assert all(torch.equal(own[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(outputs[name], wanted[name]) for name in wanted)
 
 
 @pytest.mark.parametrize("in_out", [False, True])
@@ -155,18 +155,18 @@ def test_what_it_holds_while_it_runs(rows: int, inputs: int, outputs: int, in_ou
     meter = Meter([x, stored])
     with meter:
         meter.phase = "forward"
-        made = float8_linear(x, stored.t() if in_out else stored)
+        result = float8_linear(x, stored.t() if in_out else stored)
         forward = meter.peak("forward")[0]
-        gradient = torch.ones_like(made)
+        gradient = torch.ones_like(result)
         meter.phase = "backward"
-        found = torch.autograd.grad(made, (x, stored), gradient)
-        backward = meter.peak("backward")[0] - made.nbytes - gradient.nbytes
+        grads = torch.autograd.grad(result, (x, stored), gradient)
+        backward = meter.peak("backward")[0] - result.nbytes - gradient.nbytes
     target = "autoshard.float8_linear" + "_in_out" * in_out
-    locals_ = [LocalTensor(tuple(t.shape), "bfloat16", True) for t in (x, stored, made)]
+    locals_ = [LocalTensor(tuple(t.shape), "bfloat16", True) for t in (x, stored, result)]
     op = Op("a", target, ("x", "w"), (), ("y",))
     said = holds(Mesh.parse("dp=1"), op, (*locals_[:2],), (None, None), (locals_[2],))
-    gradients = sum(t.nbytes for t in found)
-    assert said.forward - 64 <= forward <= said.forward + made.nbytes + 64, (forward, said)
+    gradients = sum(t.nbytes for t in grads)
+    assert said.forward - 64 <= forward <= said.forward + result.nbytes + 64, (forward, said)
     assert said.backward - 64 <= backward <= said.backward + gradients + 64, (backward, said)
 
 

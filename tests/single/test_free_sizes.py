@@ -91,7 +91,7 @@ def test_a_backward_of_ones_own_is_tried_once_for_all_batches(monkeypatch: pytes
     or were too many."""
     tried: list[Any] = []
     agrees = own_gradients._agrees
-    monkeypatch.setattr(own_gradients, "_agrees", lambda *given: tried.append(given[1]) or agrees(*given))
+    monkeypatch.setattr(own_gradients, "_agrees", lambda *args: tried.append(args[1]) or agrees(*args))
     monkeypatch.setattr(own_gradients, "LARGEST_ELEMENTS", largest)
     graph = captured(f"{__file__}:swishing")
     assert [likeness[0].shape for likeness in tried] == [(4, 8), (2, 8)]
@@ -145,11 +145,11 @@ def alike(named: bool = True, batch: int = 4) -> tuple[nn.Module, tuple[Tensor, 
 @pytest.mark.parametrize("named", quick_at([True, False], 1))
 def test_what_is_known_of_a_backward_holds_for_that_call_alone(named: bool) -> None:
     """Not for another Function of the same name, nor for other lengths."""
-    spec, given = f"{__file__}:alike", {"named": named}
-    graph = captured(spec, **given)
+    spec, arguments = f"{__file__}:alike", {"named": named}
+    graph = captured(spec, **arguments)
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=1"), strategy="dp"))
     program = lower(plan, graph)
-    proof = check_files(make_case(spec, given, graph), program, emit(program, plan, graph))
+    proof = check_files(make_case(spec, arguments, graph), program, emit(program, plan, graph))
     assert proof.passed, proof.failure
 
 
@@ -162,8 +162,8 @@ def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> d
     plan = workflow.make_plan(graph, HARDWARE, SearchRequest(Mesh.parse(mesh), strategy=strategy, **more)).plan
     tree = ast.parse(emit(lower(plan, graph), plan, graph)["model_parallel.py"])
     named = {ast.unparse(node).partition(" = ")[0].partition(":")[0]: node for node in tree.body}
-    found = {name: named[name].value for name in ("FREE_SIZES", "FIXED_SIZES")}
-    return {name: ast.literal_eval(value) for name, value in found.items()}
+    nodes = {name: named[name].value for name in ("FREE_SIZES", "FIXED_SIZES")}
+    return {name: ast.literal_eval(value) for name, value in nodes.items()}
 
 
 def test_free_where_model_and_plan_follow_it() -> None:
@@ -199,10 +199,10 @@ def test_labels_of_several_micro_batches_are_counted_of_another_batch_too() -> N
 def test_fixed_where_the_model_computes_numbers_of_it() -> None:
     """Run at another batch its package would divide by the batch that was planned."""
     (size,) = captured(LOSSES).free_sizes
-    told = size.fixed
-    assert size.name == "batch" and "other of div at" in told and "is 4, where 8 was captured" in told
-    found = constants(captured(LOSSES), "dp=2", "dp")
-    assert found["FREE_SIZES"] == {} and found["FIXED_SIZES"] == {"batch": told}
+    reason = size.fixed
+    assert size.name == "batch" and "other of div at" in reason and "is 4, where 8 was captured" in reason
+    values = constants(captured(LOSSES), "dp=2", "dp")
+    assert values["FREE_SIZES"] == {} and values["FIXED_SIZES"] == {"batch": reason}
     for loss in ("half", "branch"):  # of 4 samples it is another branch, of 512 it is not
         (size,) = captured(LOSSES, loss=loss).free_sizes
         assert "test_captured_batch.py:" in size.fixed
@@ -216,8 +216,8 @@ def test_fixed_where_the_plan_or_the_graph_says_nothing_of_others(tmp_path: Path
     uneven = captured(SPEC, batch=7)
     assert constants(uneven, "dp=2", "dp")["FIXED_SIZES"]["batch"] == CUTS.format("batch")
     graph_json.save(graph, tmp_path / "graph.json")
-    again = captured(str(tmp_path / "graph.json"))
-    assert again == graph  # what capture found goes with it
+    loaded = captured(str(tmp_path / "graph.json"))
+    assert loaded == graph  # what capture found goes with it
     untried = replace(graph, free_sizes=())
     assert graph_json.graph_hash(untried) == graph_json.graph_hash(graph)  # a plan of one is a plan of the other
     assert constants(untried, "dp=2", "dp")["FIXED_SIZES"] == {
@@ -255,8 +255,8 @@ def test_it_trains_as_one_planned_for_those_sizes(
         folder = tmp_path / f"{batch}-{sequence}"
         if not folder.exists():
             sizes = ["--with", f"batch={batch}", "--with", f"sequence={sequence}"]
-            asked = ["plan", f"{__file__}:tagger", *sizes, "--mesh", "dp=1"]
-            assert main([*asked, "--hardware", "cpu-local", "--out", str(folder)]) == 0
+            argv = ["plan", f"{__file__}:tagger", *sizes, "--mesh", "dp=1"]
+            assert main([*argv, "--hardware", "cpu-local", "--out", str(folder)]) == 0
         _forget()
         train = load_package(folder).train
         alone.syspath_prepend(str(folder))
@@ -273,10 +273,10 @@ def test_it_trains_as_one_planned_for_those_sizes(
         assert code == 0 and said.count("step") == 3
         assert said == started(*sizes)[1] != started(4, 6)[1]
     for batch in ("1", "257"):
-        code, _, told = started(4, 6, "--batch-size", batch)
-        assert code == 2 and f"a batch of {batch}: expected from 2 to 256 (planned: 4)" in told
-    code, _, told = started(4, 6, "--sequence-length", "49")
-    assert code == 2 and "a sequence of 49: expected from 3 to 48 (planned: 6)" in told
+        code, _, stderr = started(4, 6, "--batch-size", batch)
+        assert code == 2 and f"a batch of {batch}: expected from 2 to 256 (planned: 4)" in stderr
+    code, _, stderr = started(4, 6, "--sequence-length", "49")
+    assert code == 2 and "a sequence of 49: expected from 3 to 48 (planned: 6)" in stderr
 
 
 @pytest.mark.parametrize("own", [8, 12, 31, 64])

@@ -119,7 +119,7 @@ def test_gradients_accumulate_as_backward_does(mesh: str) -> None:
             ways: list[tuple[list[Tensor], bool | None]] = [
                 ([one], None), ([two], None), ([one, two], None), ([one, two], True), ([one, two], False),
             ]  # fmt: skip
-            return [train(package, ranks, program, *way) for way in ways]
+            return [train(package, ranks, program, *case) for case in ways]
 
         results = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
     for first, second, both, fresh, zeroed in results:
@@ -184,11 +184,11 @@ def test_a_parameter_without_a_gradient_stays_without(mesh: str) -> None:
                     for p in model.parameters()
                     if not torch.equal(p, before[package.runtime.sharding(p).name])
                 }
-                given = {package.runtime.sharding(p).name for p in model.parameters() if p.grad is not None}
-                assert given == {"used.weight", "used.bias"}
+                with_grad = {package.runtime.sharding(p).name for p in model.parameters() if p.grad is not None}
+                assert with_grad == {"used.weight", "used.bias"}
                 return changed
 
-            found = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
-            assert set.union(*found) <= {"used.weight", "used.bias"}
+            changes = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
+            assert set.union(*changes) <= {"used.weight", "used.bias"}
             named = {path for bucket in program.gradient_buckets for path in bucket.parameters}
             assert named <= {"used.weight", "used.bias"}

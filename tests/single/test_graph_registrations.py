@@ -89,8 +89,8 @@ def test_an_operator_from_nowhere_is_told_apart() -> None:
     torch.library.register_fake("autoshard_user::made", torch.empty_like)
     net = torch.nn.Module()
     net.forward = lambda x: torch.ops.autoshard_user.made(x)  # type: ignore[assignment]
-    (found,) = capture_model(net, (torch.zeros(2, 4),)).registrations
-    assert found.targets == ("autoshard_user.made",)
+    (registration,) = capture_model(net, (torch.zeros(2, 4),)).registrations
+    assert registration.targets == ("autoshard_user.made",)
 
 
 def test_graphs_of_torch_operators_alone_are_written_as_before() -> None:
@@ -138,8 +138,8 @@ def test_namespaces_of_torch_are_known() -> None:
     """An operator of one that is not would pass for a user's own."""
     names = {schema.name for schema in torch._C._jit_get_all_schemas()} | {*torch._C._dispatch_get_all_op_names()}
     users = {"autoshard_user", "autoshard_old"}
-    found = {name.partition("::")[0] for name in names} - users
-    assert not {name for name in found - OWN_NAMESPACES if not sys_modules_register(name)}
+    namespaces = {name.partition("::")[0] for name in names} - users
+    assert not {name for name in namespaces - OWN_NAMESPACES if not sys_modules_register(name)}
 
 
 def sys_modules_register(namespace: str) -> bool:

@@ -30,8 +30,8 @@ def operands(form: dict[str, Any], dtype: torch.dtype, size: int = SIZE) -> list
     return [x, up, down, chosen, torch.rand(TOKENS, 2, dtype=dtype), *biases]
 
 
-def results(form: dict[str, Any], given: list[Tensor]) -> list[Tensor]:
-    leaves = [t.clone().requires_grad_() if t.is_floating_point() else t for t in given]
+def results(form: dict[str, Any], inputs: list[Tensor]) -> list[Tensor]:
+    leaves = [t.clone().requires_grad_() if t.is_floating_point() else t for t in inputs]
     y = parallel_experts(*leaves, experts=EXPERTS, **form)
     wanted = [t for t in leaves if t.requires_grad]
     return [y, *torch.autograd.grad(y.square().sum(), wanted)]
@@ -52,22 +52,22 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_kernel_has_the_numbers_of_one_expert_after_another(
     form: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = operands(form, dtype)
+    inputs = operands(form, dtype)
     with monkeypatch.context() as patch:
         patch.setattr(experts, "_knows_groups", lambda device: False)
-        one_by_one = results(form, given)
+        one_by_one = results(form, inputs)
     with monkeypatch.context() as patch:
         unasked(patch)
-        grouped = results(form, given)
+        grouped = results(form, inputs)
     for expected, got in zip(one_by_one, grouped, strict=True):
         torch.testing.assert_close(got, expected)
     assert not grouped[2][-1].any()  # of an expert without tokens
 
 
 def test_no_tokens_at_all() -> None:
-    given = operands(FORMS[0], torch.float32)
-    given = [t[:0] if i in (0, 3, 4) else t for i, t in enumerate(given)]
-    y, *gradients = results(FORMS[0], given)
+    inputs = operands(FORMS[0], torch.float32)
+    inputs = [t[:0] if i in (0, 3, 4) else t for i, t in enumerate(inputs)]
+    y, *gradients = results(FORMS[0], inputs)
     assert y.shape == (0, SIZE) and not any(g.any() for g in gradients)
 
 
@@ -77,8 +77,8 @@ WHYS = ("float64", "rows of 18 bytes", "a view of odd bytes", "autocast", "dtype
 @pytest.mark.parametrize("why", WHYS)
 def test_what_the_kernel_does_not_take_goes_one_by_one(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = FORMS[0]
-    given = operands(form, torch.float64 if why == "float64" else torch.float32, 9 if why.startswith("rows") else SIZE)
-    x, up, down = given[:3]
+    inputs = operands(form, torch.float64 if why == "float64" else torch.float32, 9 if why.startswith("rows") else SIZE)
+    x, up, down = inputs[:3]
     if why == "a view of odd bytes":
         up = torch.cat([up.new_zeros(1), up.flatten()])[1:].view_as(up)
     if why == "dtypes":
@@ -87,4 +87,4 @@ def test_what_the_kernel_does_not_take_goes_one_by_one(why: str, monkeypatch: py
     with torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"):
         assert not experts._can_group(x, [up, down])
         if why != "dtypes":
-            results(form, [x, up, down, *given[3:]])
+            results(form, [x, up, down, *inputs[3:]])

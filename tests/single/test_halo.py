@@ -37,9 +37,9 @@ def test_a_chunk_is_what_a_layout_says(size: int, parts: list[int]) -> None:
     mesh = Mesh(tuple((f"a{i}", n) for i, n in enumerate(parts)))
     local = LocalSize(size, tuple(AxisShard(name) for name in mesh.names))
     for rank in range(mesh.size):
-        own = mesh.coordinates(rank)
-        start, stop = chunk(size, parts, own)
-        assert local.intervals(mesh, own) == ([(start, stop)] if start < stop else [])
+        place = mesh.coordinates(rank)
+        start, stop = chunk(size, parts, place)
+        assert local.intervals(mesh, place) == ([(start, stop)] if start < stop else [])
 
 
 @given(st.data())
@@ -73,7 +73,7 @@ def test_every_device_gets_the_rows_it_wants(data: st.DataObject) -> None:
             moved = any(p != place and plans[p][number].sent[place[axis]] for p in peers)
             assert not (hop.silent and moved)
         held = after
-    assert [held[place] for place in places] == [list(range(*own)) for own in wanted]
+    assert [held[place] for place in places] == [list(range(*bound)) for bound in wanted]
 
 
 def test_gradients_of_rows_that_several_devices_fetched_are_added() -> None:
@@ -202,6 +202,6 @@ def spatial(targets: tuple[str, ...]) -> Callable[[Op, Strategy], bool]:
     ],
 )
 def test_image_models_with_every_convolution_cut_in_space(name: str, mesh: str, expected: set[str]) -> None:
-    found, largest = check(NAMES[name], mesh, spatial(("conv", "pool")), seeds=(1,))
-    assert expected <= found
+    functions, largest = check(NAMES[name], mesh, spatial(("conv", "pool")), seeds=(1,))
+    assert expected <= functions
     assert 0.0 < largest < 1e-9

@@ -92,9 +92,9 @@ def test_the_models_own_code_asks_for_it() -> None:
     ],
 )
 def test_rejected_with_its_reason(target: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         planned(Tables(**target), "dp=2")
-    assert words in f"{told.value}"
+    assert words in f"{raised.value}"
 
 
 class Indexed(nn.Module):
@@ -107,8 +107,8 @@ class Indexed(nn.Module):
 
     def forward(self, dense: Tensor, ids: Tensor, clicks: Tensor) -> Tensor:
         first = self.rows[ids].sum(1) + self.columns[:, ids[:, 0]].t()
-        rest = self.picked.index_select(0, ids[:, 1]) * nn.functional.embedding(ids[:, 2], self.functional)
-        return nn.functional.mse_loss((first * rest).sum(1) + dense.sum(1), clicks)
+        second = self.picked.index_select(0, ids[:, 1]) * nn.functional.embedding(ids[:, 2], self.functional)
+        return nn.functional.mse_loss((first * second).sum(1) + dense.sum(1), clicks)
 
 
 def test_index_operators() -> None:
@@ -164,11 +164,11 @@ print(json.dumps([loss.device.type, norm.device.type, kinds]))
 
 def test_on_a_device_of_its_own_each_tensor_is_where_it_belongs() -> None:
     """Parameter, gradient and moments of tables on the host, all else on the device; nothing mixes them."""
-    made = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DEVICES], capture_output=True, text=True, timeout=HANGS
     )
-    assert made.returncode == 0, made.stderr[-2000:]
-    loss, norm, kinds = json.loads(made.stdout)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loss, norm, kinds = json.loads(done.stdout)
     assert (loss, norm) == ("npu", "npu")
     hosts = {"bag.weight", "weighted.weight"}
     assert kinds == {name: ["cpu" if name in hosts else "npu"] for name, _ in Tables().named_parameters()}

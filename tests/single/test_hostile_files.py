@@ -89,14 +89,14 @@ def runs_nothing(plan: Plan, graph: Graph) -> dict[str, str]:
 
 def survivors(data: Any, load: Callable[[str], None]) -> dict[str, str]:
     """What was planted and was no error: text -> code. None of it may run or leave the mark."""
-    found = {}
+    accepted = {}
     for number, old in enumerate(dict.fromkeys(texts(data))):
         payload = f"{PAYLOADS[number % len(PAYLOADS)]}{number}"
         with suppress(Exception):  # whatever refuses it: here it only must not run
             load(json.dumps(planted(data, {old: payload})))
-            found[old] = payload
+            accepted[old] = payload
         assert not Path(MARK).exists(), (old, payload)
-    return found
+    return accepted
 
 
 def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
         read = read_graph(ModelRequest("graph.json", {}))
         runs_nothing(random_plan(PlanningContext(read, MESH, HARDWARE), 1), read)
 
-    found = survivors(json.loads(graph_json.dumps(graph)), load)
-    assert {"inner.weight", "weights", "Classifier", "x", "p_inner_weight", "linear", graph.source} <= set(found)
-    assert not {op.target for op in graph.ops} & set(found)
+    accepted = survivors(json.loads(graph_json.dumps(graph)), load)
+    assert {"inner.weight", "weights", "Classifier", "x", "p_inner_weight", "linear", graph.source} <= set(accepted)
+    assert not {op.target for op in graph.ops} & set(accepted)
 
-    together = graph_json.loads(json.dumps(planted(json.loads(graph_json.dumps(graph)), found)))
+    together = graph_json.loads(json.dumps(planted(json.loads(graph_json.dumps(graph)), accepted)))
     plan = random_plan(PlanningContext(together, MESH, HARDWARE), 1)
     files = runs_nothing(plan, together)
     assert not Path(MARK).exists()
@@ -122,8 +122,8 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_plan_file_is_data(graph: Graph, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = survivors(json.loads(plan_json.dumps(plan)), lambda text: runs_nothing(plan_json.loads(text), graph))
-    assert {"cpu-local", "numpy", "random:1", "inner.weight", graph.source} <= set(found)
+    accepted = survivors(json.loads(plan_json.dumps(plan)), lambda text: runs_nothing(plan_json.loads(text), graph))
+    assert {"cpu-local", "numpy", "random:1", "inner.weight", graph.source} <= set(accepted)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_python_of_a_graph_file_is_not_copied(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = replace(graph, registrations=(Registration("kernels", ("my.op",), CODE),))
-    Path("graph.json").write_text(graph_json.dumps(own), encoding="utf-8")
+    hostile = replace(graph, registrations=(Registration("kernels", ("my.op",), CODE),))
+    Path("graph.json").write_text(graph_json.dumps(hostile), encoding="utf-8")
     read = read_graph(ModelRequest("graph.json", {}))
     assert "my.op" in capsys.readouterr().err
     plan = random_plan(PlanningContext(read, MESH, HARDWARE), 1)
@@ -170,9 +170,9 @@ def test_strings_of_attributes_stay_strings() -> None:
 
 
 def test_what_is_no_python_is_not_written(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = replace(graph, registrations=(Registration("kernels", ("my.op",), "def broken(:\n"),))
+    broken = replace(graph, registrations=(Registration("kernels", ("my.op",), "def broken(:\n"),))
     with pytest.raises(InvalidFileError, match=r"user_operators/kernels\.py"):
-        emit(lower(plan, own), plan, own)
+        emit(lower(plan, broken), plan, broken)
     monkeypatch.setattr("autoshard.emit.classes.quoted", lambda text: f'"{text}')
     with pytest.raises(AssertionError, match="model_parallel"):
         emit(lower(plan, graph), plan, graph)

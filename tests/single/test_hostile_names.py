@@ -85,8 +85,8 @@ class Named(nn.Module):
         return nn.functional.mse_loss(tied(stack(x)), target)
 
 
-def names_of(*given: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*given, *(f"plain{i}" for i in range(ROLES)))))[:ROLES]
+def names_of(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*names, *(f"plain{i}" for i in range(ROLES)))))[:ROLES]
 
 
 @pytest.mark.slow
@@ -115,14 +115,14 @@ def check(names: Sequence[str], mesh: str) -> None:
         package = load_package(folder)
 
     def rank(mesh: object) -> tuple[float, dict[str, Tensor]]:
-        made = package.model.build_model(mesh)
-        for buffer in made.buffers():
+        parallel = package.model.build_model(mesh)
+        for buffer in parallel.buffers():
             package.runtime.assign(buffer, dict(model.named_buffers())[package.runtime.sharding(buffer).name])
-        package.runtime.load_full_state_dict(made, original)
-        given = zip(package.model.INPUTS, inputs, strict=True)
-        parts = [package.batches.local_part(name, x, mesh) for name, x in given]
-        loss = made(*parts)
-        return package.evaluation.whole_loss(loss, mesh), package.runtime.full_state_dict(made)
+        package.runtime.load_full_state_dict(parallel, original)
+        pairs = zip(package.model.INPUTS, inputs, strict=True)
+        parts = [package.batches.local_part(name, x, mesh) for name, x in pairs]
+        loss = parallel(*parts)
+        return package.evaluation.whole_loss(loss, mesh), package.runtime.full_state_dict(parallel)
 
     results = run_lockstep(dict(Mesh.parse(mesh).axes), rank)
     assert all(abs(loss - expected) < 1e-4 * max(1.0, abs(expected)) for loss, _ in results)
@@ -136,5 +136,5 @@ def test_no_member_hides_what_modules_have_themselves() -> None:
     """What torch gives them: libraries that other tests import add more."""
     code = "from torch import nn; print(*{*dir(nn.Module()), *dir(nn.ModuleDict())})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS)
-    own = {name for name in done.stdout.split() if not name.startswith("__")}
-    assert own <= TAKEN, sorted(own - TAKEN)
+    members = {name for name in done.stdout.split() if not name.startswith("__")}
+    assert members <= TAKEN, sorted(members - TAKEN)

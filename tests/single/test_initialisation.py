@@ -48,9 +48,9 @@ class InParts:
         self.whole, self.shape, self.read = whole, tuple(whole.shape), 0
 
     def __getitem__(self, part: Any) -> Tensor:
-        found = self.whole[part]
-        self.read += found.numel()
-        return found
+        piece = self.whole[part]
+        self.read += piece.numel()
+        return piece
 
 
 @pytest.mark.parametrize(("shape", "layout", "split"), CASES)
@@ -63,24 +63,24 @@ def test_parts_are_those_of_the_whole(
     drawn = shard_buffer("w", shape, "R", ParallelMesh({"all": 1}, 0, lambda *_: None, torch.device("cpu")))  # type: ignore[arg-type, return-value]
     init_parameter(drawn, ("normal", 1.0, 2.0), 5)
     for rank in range(4):
-        own = held(shape, layout, split, rank)
+        shard = held(shape, layout, split, rank)
         file = InParts(whole)
-        assert torch.equal(sharding(own).part(file), sharding(own).part(whole))
-        assert split or file.read == local(own).numel()
-        init_parameter(own, ("normal", 1.0, 2.0), 5)
-        assert torch.equal(local(own), sharding(own).part(local(drawn)))
+        assert torch.equal(sharding(shard).part(file), sharding(shard).part(whole))
+        assert split or file.read == local(shard).numel()
+        init_parameter(shard, ("normal", 1.0, 2.0), 5)
+        assert torch.equal(local(shard), sharding(shard).part(local(drawn)))
 
 
 def test_numbers_are_as_the_recipe_says() -> None:
-    own = held((300, 400), "R R", None, 0)
-    init_parameter(own, ("normal", 1.0, 2.0), 1)
-    assert float(own.mean()) == pytest.approx(1.0, abs=0.05) and float(own.std()) == pytest.approx(2.0, abs=0.05)
-    rows = torch.corrcoef(own)
+    weight = held((300, 400), "R R", None, 0)
+    init_parameter(weight, ("normal", 1.0, 2.0), 1)
+    assert float(weight.mean()) == pytest.approx(1.0, abs=0.05) and float(weight.std()) == pytest.approx(2.0, abs=0.05)
+    rows = torch.corrcoef(weight)
     assert float((rows - torch.eye(300)).abs().max()) < 6 / math.sqrt(400)
-    init_parameter(own, ("trunc_normal", 0.0, 1.0, -0.5, 0.5), 1)
-    assert float(own.abs().max()) <= 0.5
-    init_parameter(own, ("constant", 3.0))
-    assert bool((own == 3).all())
+    init_parameter(weight, ("trunc_normal", 0.0, 1.0, -0.5, 0.5), 1)
+    assert float(weight.abs().max()) <= 0.5
+    init_parameter(weight, ("constant", 3.0))
+    assert bool((weight == 3).all())
 
 
 def test_what_nothing_says_starts_small_and_is_named() -> None:
@@ -99,7 +99,7 @@ def test_a_device_draws_its_part_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     normal = initialisation._DRAWN["normal"]
     monkeypatch.setitem(
-        initialisation._DRAWN, "normal", lambda x, *rest, **more: drawn.append(x.numel()) or normal(x, *rest, **more)
+        initialisation._DRAWN, "normal", lambda x, *args, **more: drawn.append(x.numel()) or normal(x, *args, **more)
     )
     init_parameter(held((1 << 12, 2048), "S0 S0", None, 3), ("normal", 0.0, 1.0))
     assert sum(drawn) == (1 << 12) * 2048 // 4

@@ -96,11 +96,11 @@ def test_blocks_of_the_short_graph_cost_what_the_whole_program_takes() -> None:
     split = block_splits(short.graph, Mesh(((TENSOR, 2),)), hardware())[0]
     costs = block_costs(short, split, hardware())
     line = [costs[short.represents[block.kind]] for block in block_line(graph).blocks]
-    made = block_splits(graph, Mesh(((TENSOR, 2),)), hardware())[0]
-    body = lower(made.plan, graph)
+    whole = block_splits(graph, Mesh(((TENSOR, 2),)), hardware())[0]
+    body = lower(whole.plan, graph)
     timeline = simulate(replace(body, gradient_buckets=()), graph, hardware())
     forward_and_backward = max(e.end_seconds for e in timeline.events if e.phase != "optimizer")
-    predicted = sum(own.forward_seconds + own.backward_seconds for own in line)
+    predicted = sum(block.forward_seconds + block.backward_seconds for block in line)
     assert predicted == pytest.approx(forward_and_backward, rel=0.03)
 
 
@@ -112,8 +112,8 @@ def everything(result_space: ConfigSpace, graph: Graph, capacity: float) -> floa
 def every_step(result_space: ConfigSpace, graph: Graph) -> Iterator[tuple[float, float]]:
     """(seconds, bytes of the fullest device) of all of them, as they are simulated, whether they fit or not."""
     for problem, plan in every_plan_of(result_space, graph):
-        made = simulate_step(problem.step_costs(plan))
-        yield made.step_seconds, max(made.peak_bytes)
+        step = simulate_step(problem.step_costs(plan))
+        yield step.step_seconds, max(step.peak_bytes)
 
 
 def every_plan_of(result_space: ConfigSpace, graph: Graph) -> Iterator[tuple[StepProblem, StagePlan]]:
@@ -121,14 +121,14 @@ def every_plan_of(result_space: ConfigSpace, graph: Graph) -> Iterator[tuple[Ste
     replicas = measured_replicas(parallel_configs(result_space, hardware()))
     store, kinds = FrontStore(line, hardware(), replicas=replicas), tuple(block.kind for block in line.blocks)
     for choice in sorted(parallel_configs(result_space, hardware()), key=lambda choice: -choice.micro_batch):
-        for own in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
-            store.sharded(own)  # what shards change is measured with the largest micro-batch
+        for split in store.costs(choice.inner, choice.micro_batch) if choice.zero else ():
+            store.sharded(split)  # what shards change is measured with the largest micro-batch
     named = {block.kind for block in line.blocks if block.module}
     keeps = tuple(result_space.keeps if kind in named else ("all",) for kind in range(max(kinds) + 1))
     for choice in parallel_configs(result_space, hardware()):
-        for own in store.costs(choice.inner, choice.micro_batch):
-            sharded = store.sharded(own) if choice.zero else ()
-            problem = StepProblem(choice, kinds, own.costs, keeps, hardware(), 1e15, None, sharded)
+        for split in store.costs(choice.inner, choice.micro_batch):
+            sharded = store.sharded(split) if choice.zero else ()
+            problem = StepProblem(choice, kinds, split.costs, keeps, hardware(), 1e15, None, sharded)
             seen = set()
             for plan in every_plan(problem.stage_problem):
                 counted = tuple(
@@ -150,20 +150,20 @@ def every_plan_of(result_space: ConfigSpace, graph: Graph) -> Iterator[tuple[Ste
 )
 def test_the_searched_step_is_the_best_of_all_or_within_half_a_percent(room: float, batch: int) -> None:
     graph = gpt2(3)
-    own = space(graph, 4, batch, micro_batch=(2,), stages=(1, 2), tensor=(1, 2))
-    free = joint_search(graph, hardware(), own, hardware().usable_memory_bytes)
+    configs = space(graph, 4, batch, micro_batch=(2,), stages=(1, 2), tensor=(1, 2))
+    free = joint_search(graph, hardware(), configs, hardware().usable_memory_bytes)
     capacity = room * free.best.peak_bytes
-    found = joint_search(graph, hardware(), own, capacity)
-    best = everything(own, graph, capacity)
-    assert found.best.peak_bytes <= capacity
-    assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
-    assert found.bound <= best * (1 + 1e-9)
+    joint = joint_search(graph, hardware(), configs, capacity)
+    best = everything(configs, graph, capacity)
+    assert joint.best.peak_bytes <= capacity
+    assert best * (1 - 1e-9) <= joint.best.seconds <= 1.005 * best
+    assert joint.bound <= best * (1 + 1e-9)
 
 
-def block_of(kept: float, lean: float) -> BlockCosts:
+def block_of(full: float, lean: float) -> BlockCosts:
     """Three seconds of which nothing is held but what is kept for backward; or four."""
     nothing = HeldParameters()
-    kept_bytes, working = (("all", kept), ("input", lean)), (("all", 0.0), ("input", 0.0))
+    kept_bytes, working = (("all", full), ("input", lean)), (("all", 0.0), ("input", 0.0))
     return BlockCosts(1.0, 2.0, (("all", 0.0), ("input", 1.0)), kept_bytes, working, 0.0, 0.0, nothing, nothing)
 
 
@@ -185,8 +185,8 @@ def test_what_a_stage_holds_more_than_its_mean_is_withheld_until_the_step_fits(r
         with pytest.raises(InfeasibleError):
             found_of(SPEED, [(problem, None)])
         return
-    found = found_of(SPEED, [(problem, None)]).best
-    assert found.peak_bytes <= room and found.seconds == pytest.approx(min(fitting))
+    joint = found_of(SPEED, [(problem, None)]).best
+    assert joint.peak_bytes <= room and joint.seconds == pytest.approx(min(fitting))
 
 
 @pytest.mark.parametrize("room", quick_at([8e9, 9.5e9, 10.5e9, 14e9], 0))
@@ -203,31 +203,31 @@ def test_copies_of_shared_parameters_take_room_where_their_block_stands(room: fl
         with pytest.raises(InfeasibleError):
             found_of(SPEED, [(problem, None)])
         return
-    found = found_of(SPEED, [(problem, None)])
-    assert found.best.peak_bytes <= room and found.bound <= fastest * (1 + 1e-9)
-    assert found.best.seconds == pytest.approx(fastest)
+    joint = found_of(SPEED, [(problem, None)])
+    assert joint.best.peak_bytes <= room and joint.bound <= fastest * (1 + 1e-9)
+    assert joint.best.seconds == pytest.approx(fastest)
     leanest = found_of(MEMORY, [(problem, None)])
     assert leanest.best.peak_bytes <= room
     assert leanest.bound <= min(max(step.peak_bytes) for step in steps) * (1 + 1e-9)
 
 
 def test_the_fastest_split_of_each_choice_stands_in_order() -> None:
-    made = [("a", 3.0), ("b", 2.0), ("a", 1.0), ("b", 4.0), ("c", 2.5)]
+    rows = [("a", 3.0), ("b", 2.0), ("a", 1.0), ("b", 4.0), ("c", 2.5)]
     of = SimpleNamespace
-    found: Any = [of(problem=of(choice=c), seconds=s, peak_bytes=0.0, value=lambda level, s=s: s) for c, s in made]
-    ranked = best_of_each(found, SPEED)
-    assert [(own.problem.choice, own.seconds) for own in ranked] == [("a", 1.0), ("b", 2.0), ("c", 2.5)]
+    splits: Any = [of(problem=of(choice=c), seconds=s, peak_bytes=0.0, value=lambda level, s=s: s) for c, s in rows]
+    ranked = best_of_each(splits, SPEED)
+    assert [(split.problem.choice, split.seconds) for split in ranked] == [("a", 1.0), ("b", 2.0), ("c", 2.5)]
 
 
-def picked(found: JointResult) -> tuple[int, int, int]:
-    choice = found.best.problem.choice
+def picked(joint: JointResult) -> tuple[int, int, int]:
+    choice = joint.best.problem.choice
     return choice.stages, choice.tensor, choice.micro_batch
 
 
 def test_what_is_fixed_is_kept_and_pins_put_blocks_on_stages() -> None:
     graph = gpt2()
-    own = space(graph, 4, 16, stages=(2,), tensor=(2,), virtual_stages=(1,), micro_batch=(2, 4), pinned=True)
-    pinned = joint_search(graph, hardware(), own, hardware().usable_memory_bytes, stage_of={1: 0, 2: 1})
+    configs = space(graph, 4, 16, stages=(2,), tensor=(2,), virtual_stages=(1,), micro_batch=(2, 4), pinned=True)
+    pinned = joint_search(graph, hardware(), configs, hardware().usable_memory_bytes, stage_of={1: 0, 2: 1})
     assert picked(pinned)[:2] == (2, 2)
     assert [(part.first, part.stop) for part in pinned.best.plan.parts] == [(0, 2), (2, 6)]
 
@@ -246,10 +246,10 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     """What it prints, the JSON and the plan in the package speak of one step."""
     saved, out = tmp_path / "gpt2.graph.json", tmp_path / "out"
     saved.write_text(dumps(gpt2()), encoding="utf-8")
-    asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "4", "--global-batch", "16"]
-    asked += ["--hardware", "a100-80g-sxm", "--out", str(out), "--stages", "2", "--virtual-stages", "1"]
-    asked += ["--recompute", "full"]
-    assert main([*asked, "--micro-batch", "2", "--zero", "1", "--json"]) == 0
+    argv = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "4", "--global-batch", "16"]
+    argv += ["--hardware", "a100-80g-sxm", "--out", str(out), "--stages", "2", "--virtual-stages", "1"]
+    argv += ["--recompute", "full"]
+    assert main([*argv, "--micro-batch", "2", "--zero", "1", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     best = summary["searched_step"]["best"]
     plan = load(out / "plan.json")
@@ -266,11 +266,11 @@ def test_the_command_writes_the_step_that_it_says(tmp_path: Path, capsys: pytest
     assert best["step_seconds"] == pytest.approx(plan.step.predicted_seconds, rel=0.06)
     assert main(["explain", str(out)]) == 0
     explained, page = " ".join(capsys.readouterr().out.split()), html.unescape((out / "report.html").read_text())
-    assert [told[:4] for told in plan.search.step_messages[:2]] == ["gap ", "the "]
-    assert all(told in explained and told[1:] in page for told in plan.search.step_messages)
+    assert [message[:4] for message in plan.search.step_messages[:2]] == ["gap ", "the "]
+    assert all(message in explained and message[1:] in page for message in plan.search.step_messages)
     assert "costs have changed" not in explained
     assert len(plan.search.steps) == 1 + len(summary["searched_step"]["others"])
-    assert all(" ".join(step_cells(own)[-2:]) in explained for own in plan.search.steps)
+    assert all(" ".join(step_cells(step)[-2:]) in explained for step in plan.search.steps)
 
 
 @pytest.mark.slow
@@ -278,13 +278,13 @@ def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: P
     """Captured with 4 samples, planned with 1 on each of two replicas: the one command ends with a package that
     computes what the original does of two samples, and names the command that makes it again."""
     out, sizes = tmp_path / "out", ["n_layer=2", "n_embd=32", "n_head=2", "sequence=8", "vocabulary=20"]
-    asked = ["plan", str(GPT2), "--with", *sizes, "--devices", "2", "--global-batch", "8", "--stages", "1"]
-    asked += ["--micro-batch", "1", "--zero", "3", "--hardware", "a100-80g-sxm", "--out", str(out)]
-    assert main(asked) == 0
+    argv = ["plan", str(GPT2), "--with", *sizes, "--devices", "2", "--global-batch", "8", "--stages", "1"]
+    argv += ["--micro-batch", "1", "--zero", "3", "--hardware", "a100-80g-sxm", "--out", str(out)]
+    assert main(argv) == 0
     plan = load(out / "plan.json")
     assert plan.step.samples == 2 and plan.step.micro_batches == 4
-    again = "--devices 2 --hardware a100-80g-sxm --precision fp32 --optimizer adamw --global-batch 8 --stages 1 "
-    assert again + "--recompute none --micro-batch 1 --zero 3" in command(plan)
+    options = "--devices 2 --hardware a100-80g-sxm --precision fp32 --optimizer adamw --global-batch 8 --stages 1 "
+    assert options + "--recompute none --micro-batch 1 --zero 3" in command(plan)
     proof = verify_package(out, backend="lockstep")
     assert proof.passed and not proof.reduced, proof.failure
 
@@ -293,17 +293,17 @@ def test_the_package_is_of_the_graph_at_the_batch_of_its_micro_batch(tmp_path: P
 def test_the_command_takes_the_least_memory_of_whole_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "gpt2.graph.json"
     saved.write_text(dumps(gpt2()), encoding="utf-8")
-    asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "2", "--global-batch", "8", "--stages", "1"]
-    asked += ["--hardware", "a100-80g-sxm", "--micro-batch", "2", "--zero", "0,3"]
-    made = {}
+    argv = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "2", "--global-batch", "8", "--stages", "1"]
+    argv += ["--hardware", "a100-80g-sxm", "--micro-batch", "2", "--zero", "0,3"]
+    plans = {}
     for level in ("memory", "speed"):
-        assert main([*asked, "--level", level, "--out", str(tmp_path / level)]) == 0
+        assert main([*argv, "--level", level, "--out", str(tmp_path / level)]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert ("the fullest device holds" in printed) == (level == "memory")
-        made[level] = load(tmp_path / level / "plan.json")
-    assert made["memory"].search.level == 1
-    assert made["memory"].step.predicted_peak_bytes < made["speed"].step.predicted_peak_bytes
-    assert made["memory"].certificate.level_objective == made["memory"].step.predicted_peak_bytes
+        plans[level] = load(tmp_path / level / "plan.json")
+    assert plans["memory"].search.level == 1
+    assert plans["memory"].step.predicted_peak_bytes < plans["speed"].step.predicted_peak_bytes
+    assert plans["memory"].certificate.level_objective == plans["memory"].step.predicted_peak_bytes
 
 
 def test_a_model_that_joins_its_batch_with_something_is_refused_with_a_mesh_to_type() -> None:
@@ -349,11 +349,11 @@ def placed() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def test_an_input_as_long_as_the_searched_batch_is_no_batch() -> None:
     graph = capture(f"{__file__}:placed", {})
     step = StepRequest(global_batch=16, stages=1, micro_batch=4, recompute="none")
-    found = searched_step(graph, hardware(), SearchRequest(devices=2, step=step))
-    wide = next(own for own in (found.best, *found.others) if own.problem.choice.replicas == 2)
-    made, plan = joint_plan(replace(found, best=wide), hardware(), Origin(""))
-    assert made.tensor(made.inputs[0]).shape[0] == made.tensor(made.inputs[1]).shape[0] == 8
-    layouts = {own.name: str(own.layout) for own in plan.inputs}
+    joint = searched_step(graph, hardware(), SearchRequest(devices=2, step=step))
+    wide = next(candidate for candidate in (joint.best, *joint.others) if candidate.problem.choice.replicas == 2)
+    step_graph, plan = joint_plan(replace(joint, best=wide), hardware(), Origin(""))
+    assert step_graph.tensor(step_graph.inputs[0]).shape[0] == step_graph.tensor(step_graph.inputs[1]).shape[0] == 8
+    layouts = {value.name: str(value.layout) for value in plan.inputs}
     assert layouts == {"x": "S0 R", "table": "R R"}
 
 
@@ -377,33 +377,33 @@ def woven(norm: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Woven(norm), (torch.randn(4, 16),)
 
 
-def answer(norm: bool, **asked: Any) -> StepAnswer:
+def answer(norm: bool, **options: Any) -> StepAnswer:
     model = verbs.capture(f"{__file__}:woven", arguments={"norm": norm}, precision="bf16-mixed")
-    step = StepRequest(**({"global_batch": 8, "micro_batch": 4, "recompute": "none"} | asked))
+    step = StepRequest(**({"global_batch": 8, "micro_batch": 4, "recompute": "none"} | options))
     return planned_step(model, hardware(), SearchRequest(devices=2, step=step))
 
 
 def test_a_weight_of_all_layers_leaves_one_part_to_a_stage() -> None:
     """Nobody asked for several, each of which would train it."""
-    found = answer(False, stages=2).found
-    assert found.best.problem.choice.virtual_stages == 1
-    assert any("would train shared.weight" in reason for reason, _ in found.undivided)
+    joint = answer(False, stages=2).found
+    assert joint.best.problem.choice.virtual_stages == 1
+    assert any("would train shared.weight" in reason for reason, _ in joint.undivided)
 
 
 def test_a_step_that_no_plan_can_be_made_of_gives_way_to_fewer_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     first = searched_step
 
-    def staged(graph: Graph, machine: Hardware, wanted: SearchRequest, *rest: Any) -> JointResult:
+    def staged(graph: Graph, machine: Hardware, wanted: SearchRequest, *args: Any) -> JointResult:
         """As where two stages are the best."""
         step = wanted.step if wanted.step.stages is not None else replace(wanted.step, stages=2)
-        return first(graph, machine, replace(wanted, step=step), *rest)
+        return first(graph, machine, replace(wanted, step=step), *args)
 
     with pytest.raises(UsageError, match="changes in part 0 of the pipeline"):
         answer(True, stages=2, virtual_stages=1)
     monkeypatch.setattr("autoshard.api.step_answer.searched_step", staged)
-    found = answer(True).found
-    assert found.best.problem.choice.stages == 1
-    assert "changes in part 0 of the pipeline" in found.undivided[0][0]
+    joint = answer(True).found
+    assert joint.best.problem.choice.stages == 1
+    assert "changes in part 0 of the pipeline" in joint.undivided[0][0]
 
 
 def found_with(blocks: float, program: float, size: float = 0.0) -> Any:
@@ -437,25 +437,25 @@ def test_programs_are_compared_with_programs_and_none_is_slower_by_less_than_not
 )
 def test_costs_of_blocks_are_those_of_the_plan_made_of_them(fixed: dict[str, Any]) -> None:
     """Three layers measured once each against the whole program on all axes; weights whole or in shards."""
-    found = joint_search(wide(), hardware(), space(wide(), 4, 16, micro_batch=(2,), virtual_stages=(1,), **fixed), 8e10)
-    _, plan = joint_plan(found, hardware(), Origin("gpt2"))
-    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
+    joint = joint_search(wide(), hardware(), space(wide(), 4, 16, micro_batch=(2,), virtual_stages=(1,), **fixed), 8e10)
+    _, plan = joint_plan(joint, hardware(), Origin("gpt2"))
+    assert step_seconds(plan) == pytest.approx(joint.best.seconds, rel=0.04)
     assert (
-        plan.step.predicted_peak_bytes <= 1.03 * found.best.peak_bytes
+        plan.step.predicted_peak_bytes <= 1.03 * joint.best.peak_bytes
     )  # a block's most is taken beside all that is kept
-    assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.2)
+    assert plan.step.predicted_peak_bytes == pytest.approx(joint.best.peak_bytes, rel=0.2)
 
 
 def test_a_split_of_one_sample_is_the_same_on_the_mesh_of_all_replicas() -> None:
     """Of one sample a rule leaves a letter out, so that `b` is another dim than of two: no collective more a block."""
     fixed = {"micro_batch": (1,), "stages": (1,), "virtual_stages": (1,), "tensor": (2,), "zero": (0,)}
-    found = joint_search(wide(), hardware(), space(wide(), 4, 16, **fixed), 8e10)
-    graph, plan = joint_plan(found, hardware(), Origin("gpt2"))
-    assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
+    joint = joint_search(wide(), hardware(), space(wide(), 4, 16, **fixed), 8e10)
+    graph, plan = joint_plan(joint, hardware(), Origin("gpt2"))
+    assert step_seconds(plan) == pytest.approx(joint.best.seconds, rel=0.04)
     moved = [r for r in plan.redistributions if "tp" in {axis for step in r.steps for axis in step.axes}]
     inside = [graph.producers[r.tensor].module for r in moved if r.tensor in graph.producers]
-    own = [len([module for module in inside if module.startswith(f"transformer.h.{n}.")]) for n in (1, 2)]
-    assert own[0] == own[1] <= 8
+    counts = [len([module for module in inside if module.startswith(f"transformer.h.{n}.")]) for n in (1, 2)]
+    assert counts[0] == counts[1] <= 8
 
 
 @cache

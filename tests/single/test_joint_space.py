@@ -56,9 +56,9 @@ def test_a_micro_batch_that_the_model_does_not_have_is_left_out(monkeypatch: pyt
 
     monkeypatch.setattr("autoshard.whole_step_search.front_store.rebatched", carried)
     wanted = SearchRequest(devices=1, step=StepRequest(global_batch=8, micro_batch="1,2"))
-    found = searched_step(graph_of(2), load_hardware("a100-80g-sxm"), wanted)
-    assert found.best.problem.choice.micro_batch == 2
-    assert ("micro-batches of 1: index joins the batch with something else", 1) in found.undivided
+    result = searched_step(graph_of(2), load_hardware("a100-80g-sxm"), wanted)
+    assert result.best.problem.choice.micro_batch == 2
+    assert ("micro-batches of 1: index joins the batch with something else", 1) in result.undivided
 
 
 def test_a_saved_graph_of_many_layers_is_searched() -> None:
@@ -89,9 +89,9 @@ def test_what_is_not_said_of_stages_is_searched() -> None:
             StepRequest(global_batch=16, **said).check()  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a stage may not decrease"):
         found(pins=(StagePin("layers.0", 1), StagePin("layers.5", 0)))
-    with pytest.raises(InfeasibleError, match="a pin names stage 4, and there would be 2 stages") as told:
+    with pytest.raises(InfeasibleError, match="a pin names stage 4, and there would be 2 stages") as raised:
         found(pins=(StagePin("layers.5", 4),))
-    assert told.value.hint == "other numbers of devices or samples"
+    assert raised.value.hint == "other numbers of devices or samples"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_what_is_not_said_of_stages_is_searched() -> None:
 )
 def test_a_batch_that_does_not_divide_says_what_would(said: dict[str, int], hint: str) -> None:
     wanted = SearchRequest(devices=4, step=StepRequest(**said))  # type: ignore[arg-type]
-    with pytest.raises(InfeasibleError, match="no way to divide") as told:
+    with pytest.raises(InfeasibleError, match="no way to divide") as raised:
         searched_step(graph_of(6), load_hardware("a100-80g-sxm"), wanted)
-    assert told.value.hint == hint
+    assert raised.value.hint == hint
 
 
 def test_no_number_of_choices_is_nought() -> None:
@@ -120,15 +120,15 @@ def test_no_number_of_choices_is_nought() -> None:
 @pytest.mark.parametrize("batch", [1, 5, 12, 30])
 @pytest.mark.parametrize("micro_batch", [(1,), (3,), (4, 6), None])
 def test_the_nearest_batches_that_divide_are_named(batch: int, micro_batch: tuple[int, ...] | None) -> None:
-    own = ConfigSpace(6, batch, 6, 4, stages=(3,), micro_batch=micro_batch)
-    dividing = [b for b in range(1, 99) if any(parallel_configs(replace(own, global_batch=b), A100))]
+    configs = ConfigSpace(6, batch, 6, 4, stages=(3,), micro_batch=micro_batch)
+    dividing = [b for b in range(1, 99) if any(parallel_configs(replace(configs, global_batch=b), A100))]
     below, above = [b for b in dividing if b < batch][-1:], [b for b in dividing if b > batch][:1]
-    assert what_divides(own, A100) == f"--global-batch {' or '.join(map(str, below + above))}"
+    assert what_divides(configs, A100) == f"--global-batch {' or '.join(map(str, below + above))}"
 
 
 def test_a_micro_batch_far_above_the_batch_is_answered_at_once() -> None:
-    own = ConfigSpace(8, 64, 6, 4, micro_batch=(1 << 40,))
-    assert what_divides(own, A100) == f"--global-batch {1 << 40}"
+    configs = ConfigSpace(8, 64, 6, 4, micro_batch=(1 << 40,))
+    assert what_divides(configs, A100) == f"--global-batch {1 << 40}"
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_a_micro_batch_far_above_the_batch_is_answered_at_once() -> None:
 )
 def test_why_stages_have_no_more_parts_is_said(fixed: dict[str, Any], reason: str) -> None:
     log = RejectedConfigs()
-    own = ConfigSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
-    assert not list(parallel_configs(own, A100, log))
-    assert any(reason in told for told in log.reasons), log.reasons
+    configs = ConfigSpace(2, 24, 6, 4, **({"stages": (2,), "virtual_stages": (2,), "micro_batch": (2,)} | fixed))
+    assert not list(parallel_configs(configs, A100, log))
+    assert any(reason in message for message in log.reasons), log.reasons
 
 
 def test_every_outer_choice_divides() -> None:
-    own = ConfigSpace(8, 24, 6, 4)
-    choices = list(parallel_configs(own, A100))
+    configs = ConfigSpace(8, 24, 6, 4)
+    choices = list(parallel_configs(configs, A100))
     assert len(set(choices)) == len(choices)
     for choice in choices:
         assert choice.stages * choice.replicas * choice.tensor == 8

@@ -120,9 +120,9 @@ def test_a_list_of_operators_would_lose_what_a_collective_gave(
             super().__init__()
             self.kept = kept
 
-        def forward(self, given: Tensor) -> Tensor:
+        def forward(self, value: Tensor) -> Tensor:
             ran["calls"] += 1
-            return all_gather(given.sin(), axis, 0, kept=self.kept).square().sum()
+            return all_gather(value.sin(), axis, 0, kept=self.kept).square().sum()
 
     def listed(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if op.namespace == "c10d" else CheckpointPolicy.PREFER_RECOMPUTE
@@ -136,9 +136,9 @@ def test_a_list_of_operators_would_lose_what_a_collective_gave(
     silent = gradient(checkpoint(Block(kept=False), x, use_reentrant=False, context_fn=contexts))
     assert not torch.allclose(silent, right)
     for keep in ("input", "expensive"):
-        for kept, times in ((False, 2), (True, 1)):
+        for flag, times in ((False, 2), (True, 1)):
             ran.clear()
-            assert torch.equal(gradient(recomputed(Block(kept), alone.random, x, keep=keep)), right)
+            assert torch.equal(gradient(recomputed(Block(flag), alone.random, x, keep=keep)), right)
             assert ran == {"calls": 2, "collectives": times}
 
 
@@ -146,20 +146,20 @@ def test_a_list_of_operators_would_lose_what_a_collective_gave(
 
 
 def test_results_are_found_in_order_and_once() -> None:
-    results, made = KeptResults(), list[int]()
+    results, calls = KeptResults(), list[int]()
 
     def make(x: Tensor) -> Tensor:
-        made.append(int(x))
+        calls.append(int(x))
         return x + 1
 
     def forward(*values: int) -> list[int]:
         with results:
             return [int(kept_result(make, torch.tensor(value))) for value in values]
 
-    assert forward(1, 2) == [2, 3] and made == [1, 2]
+    assert forward(1, 2) == [2, 3] and calls == [1, 2]
     assert forward(10) == [2] and forward(1, 20) == [2, 3]  # a second stops early; a third makes again what was found
-    assert made == [1, 2, 1] and int(kept_result(make, torch.tensor(5))) == 6
-    assert all(own is None for own in results.given)
+    assert calls == [1, 2, 1] and int(kept_result(make, torch.tensor(5))) == 6
+    assert all(value is None for value in results.given)
 
 
 def test_what_was_written_over_is_told() -> None:
@@ -204,17 +204,17 @@ def collectives_of(name: str, kind: str, keep: str, monkeypatch: pytest.MonkeyPa
         package = load_package(Path(folder))
     counts, state = Counter[str](), {"phase": "forward"}
 
-    def counting(own: str) -> Callable[..., Any]:
-        before = getattr(ThreadTransport, own)
+    def counting(method: str) -> Callable[..., Any]:
+        before = getattr(ThreadTransport, method)
 
         def run(self: ThreadTransport, *arguments: Any) -> Any:
-            counts[own] += state["phase"] == "backward"
+            counts[method] += state["phase"] == "backward"
             return before(self, *arguments)
 
         return run
 
-    for own in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):  # what starts one calls these
-        monkeypatch.setattr(ThreadTransport, own, counting(own))
+    for method in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):  # what starts one calls these
+        monkeypatch.setattr(ThreadTransport, method, counting(method))
 
     def run(mesh: Any) -> int:
         model = package.model.build_model(mesh)
@@ -222,11 +222,11 @@ def collectives_of(name: str, kind: str, keep: str, monkeypatch: pytest.MonkeyPa
         ids = torch.randint(0, 40, (4, 8), generator=torch.Generator().manual_seed(0))
         with Meter([*model.parameters(), *model.buffers(), ids]) as meter:
             before = sum(size for _, size in meter.alive.values())
-            made = model(ids, ids)
+            output = model(ids, ids)
             waiting = sum(size for _, size in meter.alive.values()) - before
         mesh["tp"].transport.barrier()
         state["phase"] = "backward"
-        (made[0] if isinstance(made, tuple) else made).backward()
+        (output[0] if isinstance(output, tuple) else output).backward()
         return waiting
 
     waiting = int(run_lockstep(dict(plan.mesh.axes), run, mesh_type=package.runtime.ParallelMesh)[0])
@@ -241,22 +241,22 @@ def collectives_of(name: str, kind: str, keep: str, monkeypatch: pytest.MonkeyPa
 )
 def test_no_collective_runs_a_second_time(name: str, kind: str, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in the written package; and what it keeps for that is the results, to the byte."""
-    found = {
+    by_keep = {
         keep: collectives_of(name, kind, keep, monkeypatch)
         for keep in ("all", "input", "communicated", "expensive", "expensive+communicated")
     }
-    counts = {keep: own for keep, (own, _) in found.items()}
+    counts = {keep: counter for keep, (counter, _) in by_keep.items()}
     assert counts["communicated"] == counts["expensive+communicated"] == counts["all"]
     assert counts["input"] == counts["expensive"] != counts["all"]
     _, program = kept_as(name, kind, "communicated", count=1)
     devices = program.mesh.size
-    own = kept(program)
-    assert sum(counts["input"].values()) - sum(counts["all"].values()) == devices * len(own)
+    steps = kept(program)
+    assert sum(counts["input"].values()) - sum(counts["all"].values()) == devices * len(steps)
     layers = len(repeated_blocks(graph_of(name)))
-    assert len(own) == layers * each  # the last of a block runs again only for the mask of the dropout behind it
-    size = sum(program.largest[step.result].bytes for step in own)
+    assert len(steps) == layers * each  # the last of a block runs again only for the mask of the dropout behind it
+    size = sum(program.largest[step.result].bytes for step in steps)
     for both, plain in PLAIN.items():
-        assert found[both][1] - found[plain][1] == size
+        assert by_keep[both][1] - by_keep[plain][1] == size
 
 
 @pytest.mark.slow
@@ -264,11 +264,11 @@ def test_weights_and_what_does_not_run_again_are_not_kept() -> None:
     graph = graph_of("undropped")
     for kind in ("zero", "random0", "random1", "random2"):
         plan, program = kept_as("undropped", kind, "communicated")
-        own, ways = kept(program), program.once(weight_ways)
-        assert all(step.operand not in ways and step.forward not in ("", *LOCAL) for step in own)
+        steps, ways = kept(program), program.once(weight_ways)
+        assert all(step.operand not in ways and step.forward not in ("", *LOCAL) for step in steps)
         assert not kept(kept_as("undropped", kind, "input")[1])
         text = "".join(emit(program, plan, graph).values())
-        assert bool(own) == ("kept=True)" in text) == (kind != "zero")
+        assert bool(steps) == ("kept=True)" in text) == (kind != "zero")
 
 
 # --- what is predicted ---
@@ -287,8 +287,8 @@ def measured(name: str, keep: str) -> tuple[PartCosts, Program]:
 def test_bytes_are_charged_and_seconds_are_not(name: str, both: str) -> None:
     """The simulated step keeps the results, and its backward is shorter by the collectives' forward."""
     (kept_costs, program), (plain_costs, _) = measured(name, both), measured(name, PLAIN[both])
-    own = kept(program)
-    size = sum(program.largest[step.result].bytes for step in own)
+    steps = kept(program)
+    size = sum(program.largest[step.result].bytes for step in steps)
     assert kept_costs.kept_bytes - plain_costs.kept_bytes == size > 0
     everything, _ = measured(name, "all")
     assert everything.backward_seconds < kept_costs.backward_seconds < plain_costs.backward_seconds
@@ -302,12 +302,12 @@ def test_a_search_offers_it_where_it_is_asked_for() -> None:
     ways = space(graph, 2, 8, stages=(1,), tensor=(2,), micro_batch=(1,), zero=(0,), keeps=("input",))
     plain = joint_search(graph, a100(), ways, 8e10)
     for both in BOTH:
-        found = joint_search(graph, a100(), replace(ways, keeps=(both,)), 8e10)
-        _, plan = joint_plan(found, a100(), Origin("gpt2"))
+        result = joint_search(graph, a100(), replace(ways, keeps=(both,)), 8e10)
+        _, plan = joint_plan(result, a100(), Origin("gpt2"))
         assert {policy.keep for policy in plan.step.recompute} == {both}
-        assert step_seconds(plan) == pytest.approx(found.best.seconds, rel=0.04)
-        assert plan.step.predicted_peak_bytes == pytest.approx(found.best.peak_bytes, rel=0.02)
-        assert found.best.seconds < plain.best.seconds and found.best.peak_bytes > plain.best.peak_bytes
+        assert step_seconds(plan) == pytest.approx(result.best.seconds, rel=0.04)
+        assert plan.step.predicted_peak_bytes == pytest.approx(result.best.peak_bytes, rel=0.02)
+        assert result.best.seconds < plain.best.seconds and result.best.peak_bytes > plain.best.peak_bytes
     alone = space(graph, 1, 8, stages=(1,), tensor=(1,), micro_batch=(4,), zero=(0,), keeps=("input", *BOTH))
     problem = joint_search(graph, a100(), alone, 8e10).best.problem
     assert ("input", "expensive+communicated") in problem.keeps  # nothing is communicated: one of two equal ones
@@ -318,9 +318,9 @@ def test_a_search_offers_it_where_it_is_asked_for() -> None:
 
 @pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["plan", GPT2, "--mesh", "tp=2", "--hardware", "cpu-local", "--strategy", "megatron", "--recompute"]
+    argv = ["plan", GPT2, "--mesh", "tp=2", "--hardware", "cpu-local", "--strategy", "megatron", "--recompute"]
     for word, line in (("communicated", "recomputed("), ("selective+communicated", 'keep="expensive")')):
-        assert main([*given, word, "--out", str(tmp_path / word)]) == 0
+        assert main([*argv, word, "--out", str(tmp_path / word)]) == 0
         plan = load(tmp_path / word / "plan.json")
         assert f"--recompute {word}" in command(plan)
         text = (tmp_path / word / "model_parallel.py").read_text(encoding="utf-8")

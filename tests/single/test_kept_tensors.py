@@ -40,21 +40,21 @@ def test_some_results_are_kept_where_memory_allows_them_and_no_more() -> None:
         assert more.best.peak_bytes <= room and more.bound <= three.bound * (1 + 1e-9)
         assert more.best.seconds <= three.best.seconds * (1 + 1e-9)
         faster += more.best.seconds < three.best.seconds
-        kept = [
+        chosen = [
             more.best.problem.keeps[k][p] for k, p in zip(more.best.problem.kinds, more.best.plan.points, strict=True)
         ]
-        if any(keep.startswith(KEEP_SOME) for keep in kept):
+        if any(keep.startswith(KEEP_SOME) for keep in chosen):
             _, plan = joint_plan(more, hardware(), Origin("gpt2"))
             assert step_seconds(plan) == pytest.approx(more.best.seconds, rel=0.04)
-            assert {policy.keep for policy in plan.step.recompute} == {keep for keep in kept if keep != "all"}
+            assert {policy.keep for policy in plan.step.recompute} == {keep for keep in chosen if keep != "all"}
     assert faster
 
 
 def test_the_command_says_which_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "gpt2.graph.json"
     saved.write_text(dumps(gpt2()), encoding="utf-8")
-    asked = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "1", "--global-batch", "8", "--stages", "1"]
-    asked += [
+    argv = ["plan", str(saved), "--precision", "bf16-mixed", "--devices", "1", "--global-batch", "8", "--stages", "1"]
+    argv += [
         "--hardware",
         "a100-80g-sxm",
         "--micro-batch",
@@ -64,9 +64,9 @@ def test_the_command_says_which_and_why(tmp_path: Path, capsys: pytest.CaptureFi
         "--out",
         str(tmp_path / "out"),
     ]
-    assert main(asked) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "results kept: " in told and "what takes longest to make again for each byte" in told
+    assert main(argv) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "results kept: " in printed and "what takes longest to make again for each byte" in printed
     plan = load(tmp_path / "out" / "plan.json")
     assert all(policy.keep.startswith(KEEP_SOME) for policy in plan.step.recompute) and plan.step.recompute
     assert "--recompute tensors" in command(plan)
@@ -84,11 +84,11 @@ def test_what_may_be_kept_is_said_as_it_was_asked() -> None:
     """Of what was not offered nothing is told; a block without results of that kind is named."""
     graph = gpt2()
     ways = space(graph, 1, 8, stages=(1,), tensor=(1,), micro_batch=(4,), zero=(0,), keeps=("input",))
-    found = joint_search(graph, hardware(), ways, 8e10)
-    assert certainty(found)[-1].endswith("; of each its input is kept") and not found.undivided
+    result = joint_search(graph, hardware(), ways, 8e10)
+    assert certainty(result)[-1].endswith("; of each its input is kept") and not result.undivided
     single = mlp_graph(4, 8, 64)
     ways = space(single, 1, 8, stages=(1,), tensor=(1,), micro_batch=(4,), zero=(0,), keeps=("all", KEEP_SOME))
-    found = joint_search(single, hardware(), ways, 8e10)
-    assert certainty(found)[-1].endswith("; of each all is kept")
-    told = "it is not called by itself, or has other matmuls than those of several linear layers and attention"
-    assert found.undivided[0] == (f"results of h.0, kept one by one: {told}", 1)
+    result = joint_search(single, hardware(), ways, 8e10)
+    assert certainty(result)[-1].endswith("; of each all is kept")
+    reason = "it is not called by itself, or has other matmuls than those of several linear layers and attention"
+    assert result.undivided[0] == (f"results of h.0, kept one by one: {reason}", 1)

@@ -35,8 +35,8 @@ def at_ends(x: Tensor, infinite: bool) -> Tensor:
 
 
 def results(case: OpCase, operands: list[Tensor | None]) -> list[Tensor]:
-    made = call(case.target, operands, dict(case.attributes))
-    return [made] if isinstance(made, Tensor) else list(made)
+    result = call(case.target, operands, dict(case.attributes))
+    return [result] if isinstance(result, Tensor) else list(result)
 
 
 @pytest.mark.parametrize("case", LINEAR, ids=lambda case: case.target)
@@ -50,9 +50,9 @@ def test_parts_that_are_zero(case: OpCase) -> None:
             for i, x in enumerate(whole)
         ]
         zero = [torch.zeros_like(x) if x is not None and i in group else x for i, x in enumerate(whole)]
-        for one, part, rest in zip(results(case, whole), results(case, whole), results(case, zero), strict=True):
+        for one, part, other in zip(results(case, whole), results(case, whole), results(case, zero), strict=True):
             if one.is_floating_point():
-                torch.testing.assert_close(part + rest, one, equal_nan=True, msg=f"{case.target} {group}")
+                torch.testing.assert_close(part + other, one, equal_nan=True, msg=f"{case.target} {group}")
 
 
 Made = tuple[str, tuple[str, ...], dict[str, object]]  # target, operands, arguments
@@ -60,11 +60,11 @@ Made = tuple[str, tuple[str, ...], dict[str, object]]  # target, operands, argum
 
 def graph_of(*ops: Made) -> Graph:
     """`x` and `y` are given; the results are a, b, c, …"""
-    made = [Op(name, f"aten.{target}", reads, tuple(arguments.items()), (name,))  # type: ignore[arg-type]
+    body = [Op(name, f"aten.{target}", reads, tuple(arguments.items()), (name,))  # type: ignore[arg-type]
             for name, (target, reads, arguments) in zip("abcdef", ops, strict=False)]  # fmt: skip
-    names = ("x", "y", *(op.name for op in made))
+    names = ("x", "y", *(op.name for op in body))
     values = tuple(Value(name, (4, 6), "float32") for name in names)
-    return Graph("g", values, ("x", "y"), (), (), tuple(made), (made[-1].name,), None)
+    return Graph("g", values, ("x", "y"), (), (), tuple(body), (body[-1].name,), None)
 
 
 EPS = ("add", ("a",), {"other": 1e-6})
@@ -91,8 +91,8 @@ SQUARE = ("pow", ("y",), {"exponent": 2})
         ([("log", ("y",), {}), ("sigmoid", ("a",), {}), ("mul", ("x", "b"), {})], {(0,), (1,)}),
         ([("reciprocal", ("y",), {}), ("outer", ("x", "a"), {})], {(1,)}),
         ([("full", (), {"fill_value": -math.inf}), ("mul", ("x", "a"), {})], {(1,)}),
-        *(([("full", (), {"fill_value": own}), ("div", ("x", "a"), {})], {(0,)} if own > 0 else set())
-          for own in (2, 0.0, -1)),
+        *(([("full", (), {"fill_value": fill}), ("div", ("x", "a"), {})], {(0,)} if fill > 0 else set())
+          for fill in (2, 0.0, -1)),
         ([("ones", (), {}), ("div", ("x", "a"), {})], {(0,)}),
     ],
 )  # fmt: skip

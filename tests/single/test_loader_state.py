@@ -58,8 +58,8 @@ make = Loader
 def test_a_state_from_the_last_batch_of_a_loader_goes_on_with_its_first(start: Start, tmp_path: Path) -> None:
     (tmp_path / "ending.py").write_text(ENDING)
     data = ("--data", f"{tmp_path / 'ending.py'}:make", "--lr", 0)
-    code, whole, told = start("--steps", 3, *data, "--save", tmp_path / "saved", "--save-every", 2)
-    assert code == 0, told
+    code, whole, stderr = start("--steps", 3, *data, "--save", tmp_path / "saved", "--save-every", 2)
+    assert code == 0, stderr
     assert torch.load(tmp_path / "saved/step-2/loader-0.pt")["state"] == {"done": 2}
-    code, rest, told = start("--steps", 3, *data, "--resume", tmp_path / "saved/step-2")
-    assert code == 0 and steps(rest) == {3: steps(whole)[3]}, told
+    code, tail, stderr = start("--steps", 3, *data, "--resume", tmp_path / "saved/step-2")
+    assert code == 0 and steps(tail) == {3: steps(whole)[3]}, stderr

@@ -15,8 +15,8 @@ from autoshard.verification.ranks.lockstep import LockstepError, run_lockstep
 
 
 def test_results_are_in_rank_order_and_ranks_are_row_major() -> None:
-    found = run_lockstep({"a": 2, "b": 3}, lambda mesh: (mesh.rank, mesh["a"].index, mesh["b"].index))
-    assert found == [(3 * a + b, a, b) for a in range(2) for b in range(3)]
+    results = run_lockstep({"a": 2, "b": 3}, lambda mesh: (mesh.rank, mesh["a"].index, mesh["b"].index))
+    assert results == [(3 * a + b, a, b) for a in range(2) for b in range(3)]
 
 
 def test_raw_collectives() -> None:
@@ -104,18 +104,18 @@ def test_what_was_sent_may_be_changed_afterwards() -> None:
     """A rank that goes on at once must not change what others still read."""
 
     def work(mesh: ParallelMesh) -> list[list[float]]:
-        transport, found = mesh["a"].transport, []
+        transport, results = mesh["a"].transport, []
         for call in (
             lambda x: transport.all_to_all(x, [1, 1], [1, 1]),
             lambda x: transport.all_gather(x, [2, 2]),
             lambda x: transport.reduce_scatter(x, [1, 1]),
         ):
             x = torch.full((2,), 1.0 + mesh.rank)
-            found.append(call(x))
+            results.append(call(x))
             x.fill_(9.0)
-            found[-1].add_(0.5)
+            results[-1].add_(0.5)
         transport.barrier()
-        return [x.tolist() for x in found]
+        return [x.tolist() for x in results]
 
     assert run_lockstep({"a": 2}, work) == [[[1.5, 2.5], [1.5, 1.5, 2.5, 2.5], [3.5]]] * 2
 

@@ -104,7 +104,7 @@ def overflowing(package: LoadedPackage, rank: int, when: list[bool]) -> None:
         if mesh.rank == rank and when[mesh.random.step]:
             with torch.no_grad(), lock:
                 gradients = [package.runtime.local(p.grad) for p in model.parameters() if p.grad is not None]
-                next(own for own in gradients if own.numel()).view(-1)[-1] = float("inf")
+                next(gradient for gradient in gradients if gradient.numel()).view(-1)[-1] = float("inf")
         return outputs
 
     package.train.compute_gradients = faulty
@@ -128,7 +128,7 @@ def trained(
                 x = x.index_select(dim, runtime.held_indices(x.shape[dim], dim, layout, mesh))
             held.append(x)
         train.train_step(model, optimizer, mesh, held, 0.5, scaler)
-    counts = [int(own["step"]) for own in optimizer.state.values() if "step" in own]
+    counts = [int(entry["step"]) for entry in optimizer.state.values() if "step" in entry]
     whole = {runtime.sharding(p).name: runtime.full_tensor(p).detach().clone() for p in model.parameters()}
     return whole, scaler.state_dict(), counts
 
@@ -151,7 +151,7 @@ def test_one_rank_overflows_alone(mesh: str, rank: int) -> None:
     with written(files) as folder:
         package = load_package(folder)
         overflowing(package, rank, when)
-        work: Callable[[Any], Any] = lambda own: trained(package, own, state, batches, layouts)  # noqa: E731
+        work: Callable[[Any], Any] = lambda local_mesh: trained(package, local_mesh, state, batches, layouts)  # noqa: E731
         ranks = run_lockstep(dict(program.mesh.axes), work, 120.0, package.runtime.ParallelMesh)
     for whole, scaler, counts in ranks:
         assert scaler.pop("skipped") == 2

@@ -41,15 +41,15 @@ def cut_losses(op: Op, strategy: Strategy) -> bool:
 
 @pytest.mark.parametrize(("mesh", "smoothing"), [slow("tp=2", 0.1), slow("dp=2,tp=2", 0.0), ("tp=3", 0.2)])
 def test_weights_of_classes(mesh: str, smoothing: float) -> None:
-    found, largest = check(spec("weighted"), mesh, cut_losses, (1, 2), {"smoothing": smoothing})
-    assert {"parallel_cross_entropy", "parallel_nll_loss"} <= found
+    functions, largest = check(spec("weighted"), mesh, cut_losses, (1, 2), {"smoothing": smoothing})
+    assert {"parallel_cross_entropy", "parallel_nll_loss"} <= functions
     assert largest < 1e-9
 
 
 @pytest.mark.parametrize("kind", quick_at(LOSSES, 2))
 def test_means_of_every_kind(kind: str) -> None:
-    found, largest = check(spec("regression"), "dp=2,tp=2", cut_losses, (1,), {"kind": kind})
-    assert kind == "kl" or "parallel_loss" in found  # a batch mean is a sum and a quotient
+    functions, largest = check(spec("regression"), "dp=2,tp=2", cut_losses, (1,), {"kind": kind})
+    assert kind == "kl" or "parallel_loss" in functions  # a batch mean is a sum and a quotient
     assert largest < 1e-9
 
 
@@ -83,23 +83,23 @@ def test_the_step_is_that_of_the_original(name: str) -> None:
 def test_what_a_cross_entropy_keeps_is_said(shape: tuple[int, ...]) -> None:
     """But for the number of labels."""
     x, labels = torch.randn(shape).bfloat16().requires_grad_(), torch.randint(10, (shape[0], *shape[2:]))
-    found: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda own: found.append(own.nbytes) or own, lambda own: own):
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda item: saved.append(item.nbytes) or item, lambda item: item):
         parallel_cross_entropy(x, labels, size=10)
     _, op = one_op("aten.cross_entropy_loss", [shape, tuple(labels.shape)], [()], (1,))
-    given = (LocalTensor(shape, "bfloat16", True), LocalTensor(tuple(labels.shape), "int64", False))
-    said = kept(Mesh.parse("dp=2"), op, "parallel_cross_entropy", given, (Layout.parse("S0"),) * 2, given[:1])
-    assert said.extra_bytes == sum(found) - torch.float32.itemsize
+    operands = (LocalTensor(shape, "bfloat16", True), LocalTensor(tuple(labels.shape), "int64", False))
+    said = kept(Mesh.parse("dp=2"), op, "parallel_cross_entropy", operands, (Layout.parse("S0"),) * 2, operands[:1])
+    assert said.extra_bytes == sum(saved) - torch.float32.itemsize
 
 
 def test_a_buffer_that_is_communicated_is_named_by_its_path() -> None:
     graph = capture(spec("weighted"), {"classes": 8})
     [buffer] = graph.buffers
-    found = 0
+    count = 0
     for seed in range(1, 9):
         plan = random_plan(PlanningContext(graph, Mesh.parse("tp=2"), load_hardware("cpu-local")), seed)
         for move in plan.redistributions:
             if move.tensor == buffer.tensor and (lines := move_lines([move], plan, graph)):
                 assert lines[0].startswith("weights: ")
-                found += 1
-    assert found
+                count += 1
+    assert count

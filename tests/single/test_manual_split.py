@@ -73,8 +73,8 @@ def test_as_pins(spec: str, pins: dict[str, Any], held: dict[str, str]) -> None:
     plan = planned(spec, pins=pins)
     assert held.items() <= layouts(plan).items()
     assert autoshard.verify(plan).passed
-    used = [own["strategy"] for own in autoshard.operator_strategies(plan) if own["decided_by"] == "pin"]
-    assert all("vocabulary[10+20+30+4]" in own for own in used)
+    used = [row["strategy"] for row in autoshard.operator_strategies(plan) if row["decided_by"] == "pin"]
+    assert all("vocabulary[10+20+30+4]" in strategy for strategy in used)
 
 
 def test_in_the_models_code_in_a_file_and_on_the_command_line(spec: str, tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_the_largest_part_is_the_price(spec: str) -> None:
     ],
 )
 def test_refused(spec: str, pins: dict[str, Any], words: str, hint: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         planned(spec, pins=pins)
-    assert words in told.value.message and hint in told.value.hint
+    assert words in raised.value.message and hint in raised.value.hint
 
 
 def test_a_layer_that_is_no_table_in_the_models_code() -> None:

@@ -71,11 +71,11 @@ def llama() -> Built:
 class Block(nn.Module):
     """Of a residual network, at half the resolution."""
 
-    def __init__(self, given: int, made: int) -> None:
+    def __init__(self, in_size: int, out_size: int) -> None:
         super().__init__()
-        self.first, self.first_norm = nn.Conv2d(given, made, 3, 2, 1, bias=False), nn.BatchNorm2d(made)
-        self.second, self.second_norm = nn.Conv2d(made, made, 3, 1, 1, bias=False), nn.BatchNorm2d(made)
-        self.short, self.short_norm = nn.Conv2d(given, made, 1, 2, bias=False), nn.BatchNorm2d(made)
+        self.first, self.first_norm = nn.Conv2d(in_size, out_size, 3, 2, 1, bias=False), nn.BatchNorm2d(out_size)
+        self.second, self.second_norm = nn.Conv2d(out_size, out_size, 3, 1, 1, bias=False), nn.BatchNorm2d(out_size)
+        self.short, self.short_norm = nn.Conv2d(in_size, out_size, 1, 2, bias=False), nn.BatchNorm2d(out_size)
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.first_norm(self.first(x)))
@@ -134,7 +134,7 @@ def run(package: LoadedPackage, inputs: Sequence[Tensor], mesh: ParallelMesh) ->
         meter.phase = "forward"
         with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):  # type: ignore[func-returns-value]
             loss = model(*inputs)
-        kept = storages(saved, fixed)
+        stored = storages(saved, fixed)
         saved.clear()
         meter.phase = "backward"
         loss.backward()
@@ -143,7 +143,7 @@ def run(package: LoadedPackage, inputs: Sequence[Tensor], mesh: ParallelMesh) ->
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     phases = ("forward", "backward", "optimizer")
     return Measured(
-        kept,
+        stored,
         sum(storages(list(model.parameters()))),
         sum(storages(gradients)),
         sum(storages([state for state in states if state.dim()])),
@@ -194,16 +194,16 @@ models = pytest.mark.parametrize("name", MODELS)
 def test_kept_for_backward(name: str) -> None:
     measured, plan, program = both(name)
     turn = len(program.instructions) - 1
-    kept = [span for span in alive(plan, turn, "activation", "extra") if span.last > turn]
-    assert sum(measured.kept) == total(kept) + spelled_out(program)
+    spans = [span for span in alive(plan, turn, "activation", "extra") if span.last > turn]
+    assert sum(measured.kept) == total(spans) + spelled_out(program)
 
 
 @pytest.mark.parametrize("name", thinned(MODELS, 3))
 def test_states(name: str) -> None:
     """AdamW's step counters aside: a number a parameter, which stays on the host."""
     measured, plan, _ = both(name)
-    own = {kind: total(alive(plan, len(plan.bytes) - 1, kind)) for kind in ("parameter", "gradient", "optimizer")}
-    assert own == {
+    totals = {kind: total(alive(plan, len(plan.bytes) - 1, kind)) for kind in ("parameter", "gradient", "optimizer")}
+    assert totals == {
         "parameter": measured.parameters,
         "gradient": measured.gradients,
         "optimizer": measured.optimizer,
@@ -219,11 +219,11 @@ def test_peaks(name: str) -> None:
     fixed = total(alive(plan, 0, "parameter", "optimizer", "buffer", "input"))
     turn = len(program.instructions)
     steps = {"forward": range(turn), "backward": range(turn, 2 * turn), "optimizer": range(2 * turn, 2 * turn + 2)}
-    for phase, own in steps.items():
+    for phase, window in steps.items():
         more = {"forward": [spelled_out(program)], "backward": [0, spelled_out(program)]}.get(phase, [0])
-        said, found = max(plan.bytes[step] for step in own), fixed + measured.peaks[phase][0]
-        within = 0.99 * (said + min(more)) <= found <= 1.01 * (said + max(more))  # backward has let go of some
-        assert within, f"{phase}: {said} said, {found} found, after {measured.peaks[phase][1]}"
+        said, peak = max(plan.bytes[step] for step in window), fixed + measured.peaks[phase][0]
+        within = 0.99 * (said + min(more)) <= peak <= 1.01 * (said + max(more))  # backward has let go of some
+        assert within, f"{phase}: {said} said, {peak} found, after {measured.peaks[phase][1]}"
 
 
 def gpt2_of_layers(layers: int) -> Built:
@@ -271,21 +271,21 @@ def test_the_peak_of_each_place(count: int, schedule: str, middle: tuple[str, st
     predicted = simulate_plan_step(plan, program, graph, hardware).peak_bytes
     with written(emit(program, plan, graph)) as folder:
         package = load_package(folder)
-    own = (package.runtime.ParallelMesh, package.runtime.Stages, plan.step.part_stages, [{"dp": 1}, {"dp": 1}])
-    measured = run_lockstep({"dp": 1}, lambda mesh: peak_of_step(package, inputs, mesh, count), 120.0, *own)
+    args = (package.runtime.ParallelMesh, package.runtime.Stages, plan.step.part_stages, [{"dp": 1}, {"dp": 1}])
+    measured = run_lockstep({"dp": 1}, lambda mesh: peak_of_step(package, inputs, mesh, count), 120.0, *args)
     gradients = [0.0, 0.0]
     for place, part in zip(plan.step.part_stages, stage_programs(program), strict=True):
-        gradients[place] += sum(local_bytes(part.value(own.value), part.mesh) for own in part.parameters)
-    for said, found, more in zip(predicted, measured, gradients, strict=True):
-        assert found <= 1.02 * said  # gradients are counted from the start, and are there from the first backward on
-        assert said <= 1.02 * (found + more)
+        gradients[place] += sum(local_bytes(part.value(parameter.value), part.mesh) for parameter in part.parameters)
+    for said, peak, more in zip(predicted, measured, gradients, strict=True):
+        assert peak <= 1.02 * said  # gradients are counted from the start, and are there from the first backward on
+        assert said <= 1.02 * (peak + more)
 
 
 def one_byte_blocks() -> Hardware:
     """A device whose allocator rounds nothing."""
-    found = load_hardware("a100-80g-sxm")
-    byte = {**dict(found.constants), "allocator.block": 1.0}
-    return replace(found, constants=tuple(byte.items()))
+    hardware = load_hardware("a100-80g-sxm")
+    byte = {**dict(hardware.constants), "allocator.block": 1.0}
+    return replace(hardware, constants=tuple(byte.items()))
 
 
 def peak_of_step(package: LoadedPackage, inputs: Sequence[Tensor], mesh: ParallelMesh, count: int) -> int:

@@ -113,8 +113,8 @@ def test_gradients_of_modules_go_together_by_number() -> None:
         files = emit(lower(plan, graph), plan, graph)
         case = case_of(tower_of(ask), (torch.randn(6, 8),), graph, steps=2)
         assert check_files(case, lower(plan, graph), files).passed
-        made = {frozenset(own.parameters) for own in lower(plan, graph).gradient_buckets}
-        return made, [note for note in plan.search.notes if "comm_fusion" in note]
+        groups = {frozenset(bucket.parameters) for bucket in lower(plan, graph).gradient_buckets}
+        return groups, [note for note in plan.search.notes if "comm_fusion" in note]
 
     def of(path: str) -> set[str]:
         return {f"{path}.{name}" for name in ("weight", "bias")}
@@ -123,8 +123,8 @@ def test_gradients_of_modules_go_together_by_number() -> None:
     assert loads(dumps(graph)) == graph and ("blocks.1", "comm_fusion:0") in graph.module_requests
     alone = {frozenset({name}) for layer in ("up", "down") for name in of(f"blocks.1.{layer}")}
     two = frozenset(of("blocks.0.up") | of("blocks.0.down") | of("blocks.2.down"))
-    rest = frozenset(of("blocks.3.up") | of("blocks.3.down"))
-    assert buckets(graph) == ({*alone, two, frozenset(of("blocks.2.up")), rest}, [])
+    others = frozenset(of("blocks.3.up") | of("blocks.3.down"))
+    assert buckets(graph) == ({*alone, two, frozenset(of("blocks.2.up")), others}, [])
     whole, notes = buckets(graph, "all_reduce=1 GiB")
     assert len(whole) == 1 and "--fuse all_reduce goes before" in notes[0]
     with pytest.raises(CaptureError, match=r"comm_fusion of blocks\.1 is -1, expected an int from 0 on"):
@@ -141,32 +141,32 @@ def test_all_modules_on_the_first_of_one_stage_are_no_pipeline() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     for layer in model:
         layer.pipeline_stage = 0
-    given = {"targets": torch.randn(4, 8), "loss": nn.functional.mse_loss, "hardware": "cpu-local", "mesh": "dp=2"}
-    assert autoshard.plan(model, torch.randn(4, 8), **given, micro_batches=2).plan.step.stages == 1
+    options = {"targets": torch.randn(4, 8), "loss": nn.functional.mse_loss, "hardware": "cpu-local", "mesh": "dp=2"}
+    assert autoshard.plan(model, torch.randn(4, 8), **options, micro_batches=2).plan.step.stages == 1
 
 
 def test_devices_are_those_of_all_stages() -> None:
     """Without a mesh, a search lays out the devices of one stage."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
-    given = {"targets": torch.randn(12, 8), "loss": nn.functional.mse_loss, "hardware": "a100-80g-sxm"}
-    plan = autoshard.plan(model, torch.randn(12, 8), **given, devices=6, stages=3, micro_batches=3).plan
+    options = {"targets": torch.randn(12, 8), "loss": nn.functional.mse_loss, "hardware": "a100-80g-sxm"}
+    plan = autoshard.plan(model, torch.randn(12, 8), **options, devices=6, stages=3, micro_batches=3).plan
     assert (plan.mesh.size, plan.step.stages, plan.devices) == (2, 3, 6)
-    with pytest.raises(UsageError, match="8 devices are not equally many for each of 3 stages") as told:
-        autoshard.plan(model, torch.randn(12, 8), **given, devices=8, stages=3, micro_batches=3)
-    assert told.value.hint == "--stages 2, or --devices 9"
+    with pytest.raises(UsageError, match="8 devices are not equally many for each of 3 stages") as raised:
+        autoshard.plan(model, torch.randn(12, 8), **options, devices=8, stages=3, micro_batches=3)
+    assert raised.value.hint == "--stages 2, or --devices 9"
 
 
 def test_blocks_are_computed_again() -> None:
     one = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], mp_comm_recompute=False))
-    assert [(own.module, own.keep) for own in step_of(one).recompute] == [("blocks.2", "communicated")]
+    assert [(policy.module, policy.keep) for policy in step_of(one).recompute] == [("blocks.2", "communicated")]
     assert one.assumed == untouched().assumed and loads(dumps(one)) == one
     plain = graph_of(lambda tower: autoshard.recompute(tower.blocks[2], parallel_optimizer_comm_recompute=False))
-    assert [(own.module, own.keep) for own in step_of(plain).recompute] == [("blocks.2", "input")]
+    assert [(policy.module, policy.keep) for policy in step_of(plain).recompute] == [("blocks.2", "input")]
     assert "parallel_optimizer_comm_recompute=False: weights of recomputed modules are" in plain.assumed[-1]
     assert step_of(one, recompute="none").recompute == ()
     both = graph_of(lambda tower: (autoshard.recompute(tower.blocks), autoshard.recompute(tower.blocks[0])))
     assert both.module_requests == (("blocks", "recompute"),)  # what holds it goes before
-    assert [own.module for own in step_of(both).recompute] == [f"blocks.{n}" for n in range(4)]
+    assert [policy.module for policy in step_of(both).recompute] == [f"blocks.{n}" for n in range(4)]
 
 
 def test_a_module_inside_a_block_is_computed_again_alone() -> None:

@@ -38,6 +38,6 @@ def test_every_mutant_is_caught_or_equivalent(target: str) -> None:
 
 def test_a_survivor_is_reported() -> None:
     """A linear layer is linear in its weight, which the table leaves out; a product is not so in both at once."""
-    found = {(m.target, m.kind, m.place): m.end for target in ("aten.mul", "aten.linear") for m in mutants(target)}
-    assert found["aten.linear", "linear added", "1"] == TRUE
-    assert found["aten.mul", "linear added", "0+1"] not in (TRUE, SAME)
+    ends = {(m.target, m.kind, m.place): m.end for target in ("aten.mul", "aten.linear") for m in mutants(target)}
+    assert ends["aten.linear", "linear added", "1"] == TRUE
+    assert ends["aten.mul", "linear added", "0+1"] not in (TRUE, SAME)

@@ -26,8 +26,8 @@ def test_no_variant_exchanges(model: str, arguments: dict[str, Any], exchanging:
     mesh, hardware = Mesh.parse("tp=2"), load_hardware("a100-80g-sxm")
 
     def variants(all_to_all: bool) -> set[str]:
-        made = formulate(PlanningContext(graph, mesh, hardware, all_to_all=all_to_all))
-        return {strategy.variant for site in made.sites for strategy in site.strategies}
+        formulation = formulate(PlanningContext(graph, mesh, hardware, all_to_all=all_to_all))
+        return {strategy.variant for site in formulation.sites for strategy in site.strategies}
 
     assert variants(True) >= exchanging
     assert not variants(False) & EXCHANGING

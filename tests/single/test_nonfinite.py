@@ -51,8 +51,8 @@ def files_of(precision: str) -> dict[str, str]:
 
 def trained(package: LoadedPackage, *options: str) -> tuple[list[Any], str]:
     """The model of each rank after a run, and what rank 0 has printed."""
-    given = package.train.parse_arguments(["--backend", "gloo", *options])
-    package.train.take_options(given)
+    arguments = package.train.parse_arguments(["--backend", "gloo", *options])
+    package.train.take_options(arguments)
     models: dict[int, Any] = {}
     build_model = package.train.build_model
 
@@ -64,7 +64,7 @@ def trained(package: LoadedPackage, *options: str) -> tuple[list[Any], str]:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            run_lockstep(AXES, lambda mesh: package.train.run(given, mesh), 60.0, package.runtime.ParallelMesh)
+            run_lockstep(AXES, lambda mesh: package.train.run(arguments, mesh), 60.0, package.runtime.ParallelMesh)
     except LockstepError as error:
         printed.write(str(error))
     package.train.build_model = build_model
@@ -104,7 +104,7 @@ def test_such_a_step_ends_the_run_on_all_devices(tmp_path: Path, place: int, num
         models, printed = trained(package, "--steps", "5", "--data", data)
         assert "NonFinite" in printed and "step 2: loss" in printed and "step 3" not in printed, printed
         before, _ = trained(package, "--steps", "2", "--data", data)
-        parameters = [[package.runtime.local(p) for m in own for p in m.parameters()] for own in (models, before)]
+        parameters = [[package.runtime.local(p) for m in run for p in m.parameters()] for run in (models, before)]
         assert all(map(torch.equal, *parameters))
 
 

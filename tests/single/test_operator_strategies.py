@@ -77,12 +77,12 @@ def test_a_layer_a_result_and_a_layout() -> None:
 def test_what_is_wrong_with_a_strategy_in_the_code_is_told_with_its_line() -> None:
     class Zero(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made: torch.Tensor = autoshard.operator(torch.relu, in_strategy=((0, 1),))(x)
-            return made
+            output: torch.Tensor = autoshard.operator(torch.relu, in_strategy=((0, 1),))(x)
+            return output
 
-    with pytest.raises(CaptureError, match="a dim is cut at least once, got 0") as told:
+    with pytest.raises(CaptureError, match="a dim is cut at least once, got 0") as raised:
         autoshard.capture(Zero(), torch.randn(4, 8), training=False)
-    assert "test_operator_strategies.py" in told.value.message and told.value.hint.startswith("in_strategy=")
+    assert "test_operator_strategies.py" in raised.value.message and raised.value.hint.startswith("in_strategy=")
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     for _ in range(3):
         for p in group["params"]:
             held = p.to_local() if isinstance(p, DTensor) else p
-            made = torch.randn(held.shape, generator=drawn)
-            p.grad = DTensor.from_local(made, p.device_mesh, p.placements) if isinstance(p, DTensor) else made
+            gradient = torch.randn(held.shape, generator=drawn)
+            p.grad = DTensor.from_local(gradient, p.device_mesh, p.placements) if isinstance(p, DTensor) else gradient
         optimizer.step()
     state = [value for p in group["params"] for value in optimizer.state[p].values() if isinstance(value, torch.Tensor)]
     return [*group["params"], *state]
@@ -54,11 +54,11 @@ def stepped(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 )
 def test_the_numbers_are_those_of_torch(mesh: Any, own: Any, stock: Any, options: dict[str, Any]) -> None:
     ours, theirs = own(parameters(mesh), **options), stock(plain(mesh), **options)
-    made, expected = stepped(ours), stepped(theirs)
-    assert len(made) == len(expected)
-    for one, other in zip(made, expected, strict=True):
+    tensors, expected = stepped(ours), stepped(theirs)
+    assert len(tensors) == len(expected)
+    for one, other in zip(tensors, expected, strict=True):
         assert torch.equal(*(x.to_local() if isinstance(x, DTensor) else x for x in (one, other)))
-    cut = [x for x in made if x.numel() == 20]
+    cut = [x for x in tensors if x.numel() == 20]
     assert cut and all(isinstance(x, DTensor) for x in cut)  # its state, too
 
 
@@ -71,9 +71,9 @@ def test_no_step_is_dispatched_for_dtensors(mesh: Any, monkeypatch: pytest.Monke
     for kind, options in ((AdamW, {"fused": True}), (SGD, {})):
         optimizer, seen = kind(parameters(mesh), **options), []
 
-        def noted(group: Any, *lists: Any, filled: Any = seen, made: Any = optimizer._init_group) -> Any:
-            result = made(group, *lists)
-            filled.extend(x for own in lists if isinstance(own, list) for x in own)
+        def noted(group: Any, *lists: Any, filled: Any = seen, original: Any = optimizer._init_group) -> Any:
+            result = original(group, *lists)
+            filled.extend(x for entry in lists if isinstance(entry, list) for x in entry)
             return result
 
         monkeypatch.setattr(optimizer, "_init_group", noted)

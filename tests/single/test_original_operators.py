@@ -78,12 +78,12 @@ class _Counting(ThreadTransport):
         return result
 
     def start_all_gather(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        found = self.all_gather(x, lengths)
-        return lambda: found
+        gathered = self.all_gather(x, lengths)
+        return lambda: gathered
 
     def start_reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Callable[[], Tensor]:
-        found = self.reduce_scatter(x, lengths)
-        return lambda: found
+        reduced = self.reduce_scatter(x, lengths)
+        return lambda: reduced
 
     def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         result = super().reduce_scatter(x, lengths)
@@ -189,10 +189,10 @@ INPUTS = [  # (how the batch comes, how the operator takes it, what the original
 @pytest.mark.parametrize(("given", "taken", "bound"), quick_at(INPUTS, 2))
 def test_how_the_batch_comes(monkeypatch: pytest.MonkeyPatch, given: str, taken: str, bound: int) -> None:
     arguments, pins = {"kind": "relu", "x": "64x64"}, {"x": given, "relu": taken}
-    found = most_received(monkeypatch, arguments, "a=4,b=2", pins)
-    assert found <= bound
+    received = most_received(monkeypatch, arguments, "a=4,b=2", pins)
+    assert received <= bound
     if bound:  # an all-to-all instead of a gather and a cut
-        assert found * 8 == bound
+        assert received * 8 == bound
 
 
 @pytest.mark.parametrize("rows", quick_at([128, 130], 1))  # the original refuses 130: 8 does not divide it

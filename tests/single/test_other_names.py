@@ -16,7 +16,7 @@ from autoshard.rules.operators import OPERATORS
 from tests.interpreter import run
 
 COPIES = {"clone", "contiguous", "lift_fresh", "lift_fresh_copy", "expand_copy"}  # the target is no copy
-NAMES = {own[5:]: name[5:] for own, name in RENAMED.items() if own[5:] not in COPIES}
+NAMES = {alias[5:]: name[5:] for alias, name in RENAMED.items() if alias[5:] not in COPIES}
 X, Y = torch.rand(3, 4, dtype=torch.float64) / 2 + 0.1, torch.rand(3, 4, dtype=torch.float64) + 0.1
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "bitwise_and": (X > 0.3, Y > 0.3), "bitwise_or": (X > 0.3, Y > 0.3), "bitwise_xor": (X > 0.3, Y > 0.3),
@@ -38,8 +38,8 @@ def test_both_names_mean_the_same(own: str) -> None:
     theirs = overloads(name).values()
     mine = {one: said for one, said in overloads(own).items() if "Tensor" in said and "out" not in one}
     assert mine and all(said in theirs for one, said in mine.items() if "Dimname" not in said)
-    given = ARGUMENTS.get(name) or ((X, Y) if "other" in next(iter(theirs)) else (X,))
-    assert torch.equal(getattr(torch.ops.aten, own)(*given), getattr(torch.ops.aten, name)(*given))
+    inputs = ARGUMENTS.get(name) or ((X, Y) if "other" in next(iter(theirs)) else (X,))
+    assert torch.equal(getattr(torch.ops.aten, own)(*inputs), getattr(torch.ops.aten, name)(*inputs))
 
 
 REWRITTEN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -64,8 +64,8 @@ def test_what_others_say_too_is_said_by_them(target: str) -> None:
     x = torch.rand(2, 3, 4)
     graph = capture_model(Called(), (x,), training=False)
     assert target not in {op.target for op in graph.ops} and all(has_rule(graph, op) for op in graph.ops)
-    found = run(graph, {graph.inputs[0]: x})[graph.outputs[0]]
-    assert torch.equal(found, REWRITTEN[target](x))
+    output = run(graph, {graph.inputs[0]: x})[graph.outputs[0]]
+    assert torch.equal(output, REWRITTEN[target](x))
 
 
 WRITES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -87,8 +87,8 @@ def test_what_is_written_in_place_is_what_the_operator_returns(name: str) -> Non
 
     x, y = torch.rand(2, 3) + 0.1, torch.rand(2, 3) + 0.1
     graph = capture_model(Called(), (x, y), training=False)
-    found = run(graph, dict(zip(graph.inputs, (x, y), strict=True)))[graph.outputs[0]]
-    assert torch.equal(found, WRITES[name](x.clone(), y))
+    output = run(graph, dict(zip(graph.inputs, (x, y), strict=True)))[graph.outputs[0]]
+    assert torch.equal(output, WRITES[name](x.clone(), y))
 
 
 def test_a_default_of_what_is_written_in_place_is_kept() -> None:
@@ -98,7 +98,7 @@ def test_a_default_of_what_is_written_in_place_is_kept() -> None:
 
     graph = capture_model(Called(), (torch.rand(2, 3),), training=False)
     drawn = [dict(op.attributes) for op in graph.ops if op.target == "autoshard.random"]
-    assert [(given["kind"], given["first"]) for given in drawn] == [("bernoulli", 0.5)] * 2
+    assert [(attributes["kind"], attributes["first"]) for attributes in drawn] == [("bernoulli", 0.5)] * 2
 
 
 def test_a_stack_of_vectors_stays() -> None:

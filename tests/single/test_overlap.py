@@ -85,8 +85,8 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
     """Each once its last gradient is made, and before backward makes one that the program completes later."""
     _, program, files = made(spec, mesh)
     values = {p.path: p.value for p in program.parameters}
-    given = given_at(program.weight_buckets)
-    ends = backward_ends(program.instructions, program.by_name, values.values(), given)
+    ready_at = given_at(program.weight_buckets)
+    ends = backward_ends(program.instructions, program.by_name, values.values(), ready_at)
     after = {bucket.parameters: bucket.after for bucket in program.gradient_buckets}
     with written(files) as folder:
         package = load_package(Path(folder))
@@ -117,8 +117,8 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
     assert [names for what, names in log if what == "start"] == [b.parameters for b in program.gradient_buckets]
     for position, (what, names) in enumerate(log):
         if what == "start":
-            before = [ends[values[own]] for other, (own, *_) in log[:position] if other == "made"]
-            later = [ends[values[own]] for other, (own, *_) in log[position:] if other == "made"]
+            before = [ends[values[path]] for other, (path, *_) in log[:position] if other == "made"]
+            later = [ends[values[path]] for other, (path, *_) in log[position:] if other == "made"]
             assert min(before) == after[names] and all(end <= after[names] for end in later)
 
 
@@ -143,15 +143,15 @@ def test_micro_batches_are_summed_over_devices_once() -> None:
 
         def work(ranks: Any) -> list[tuple[dict[str, Tensor], list[str]]]:
             ways = [[(0, True)], [(1, True)], [(2, True)], [(0, False), (1, False), (2, True)]]
-            found = [gradients_of(ranks, way) for way in ways]
+            results = [gradients_of(ranks, run) for run in ways]
             with pytest.raises(RuntimeError, match="was summed over devices"):
                 gradients_of(ranks, [(0, True), (1, False)])
-            return found
+            return results
 
         for *single, (together, reduced) in run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh):
             assert len(reduced) - len(single[0][1]) == 2 * _inside(single[0][1], program), "one reduction a bucket"
             for name, gradient in together.items():
-                expected = sum(own[name] for own, _ in single)
+                expected = sum(gradients[name] for gradients, _ in single)
                 torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -186,8 +186,8 @@ SHARDED = [(LLAMA, "dp=2", "fp32"), (LLAMA, "dp=3", "bf16-mixed"), (GPT2, "dp=2,
 def sharded(spec: str, mesh: str, precision: str, batch: int = 6) -> tuple[Graph, Program, dict[str, str]]:
     """Every parameter in shards over the last axis."""
     graph = capture(spec, {"batch": batch, "layers": 3}, precision)
-    own = Mesh.parse(mesh)
-    plan = sharded_plan(graph, own, own.names[-1])
+    device_mesh = Mesh.parse(mesh)
+    plan = sharded_plan(graph, device_mesh, device_mesh.names[-1])
     program = lower(plan, graph)
     check(program, graph, chosen_strategies(plan, graph))
     return graph, program, emit(program, plan, graph)
@@ -217,10 +217,10 @@ def test_weights_of_two_dtypes_go_together_bit_for_bit(spec: str, mesh: str, pre
         package = load_package(Path(folder))
         together = package.model.WEIGHT_BUCKETS
         assert len(together) == len(program.weight_buckets) and max(len(names) for _, names, *_ in together) == 2
-        apart = [(axes, {dtype: own}, *rest) for axes, names, *rest in together for dtype, own in names.items()]
+        apart = [(axes, {dtype: group}, *tail) for axes, names, *tail in together for dtype, group in names.items()]
 
         def work(ranks: Any) -> list[tuple[dict[str, Tensor], int]]:
-            found = []
+            results = []
             for buckets in (together, apart):
                 model = package.model.build_model(ranks)
                 package.runtime.init_parameters(model, 0, package.initial.INITIAL)
@@ -231,8 +231,8 @@ def test_weights_of_two_dtypes_go_together_bit_for_bit(spec: str, mesh: str, pre
                 with package.runtime.gathered_together(ranks, parameters, buckets), package.runtime.regathering():
                     model(*inputs).backward()
                 gradients = {name: local(p.grad) for name, p in parameters.items() if p.grad is not None}
-                found.append((gradients, sum(kind == "all_gather" for _, kind, _ in log)))
-            return found
+                results.append((gradients, sum(kind == "all_gather" for _, kind, _ in log)))
+            return results
 
         local = package.runtime.local
         ran = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
@@ -254,12 +254,12 @@ def test_places_of_several_dtypes(sizes: list[int], devices: int, data: st.DataO
     largest, taken = max(sizes), list[int]()
     for device in range(devices):
         begin, end = (largest * sum(lengths[:i]) for i in (device, device + 1))
-        for own, size, places in zip(counts, sizes, starts, strict=True):
-            part = range(size * places[device], size * (places[device] + own[device]))
+        for shares, size, places in zip(counts, sizes, starts, strict=True):
+            part = range(size * places[device], size * (places[device] + shares[device]))
             assert not part or (begin <= part.start and part.stop <= end)
             taken += part
     assert len(taken) == len({*taken})
-    held = sum(size * sum(own) for size, own in zip(sizes, counts, strict=True))
+    held = sum(size * sum(shares) for size, shares in zip(sizes, counts, strict=True))
     assert largest * sum(lengths) < held + devices * (len(sizes) + 1) * largest
     assert len({*sizes}) > 1 or largest * sum(lengths) == held
 
@@ -283,11 +283,11 @@ def test_the_simulated_collectives_are_those_that_run(spec: str, mesh: str, prec
             step(package, ranks, model, batch_of(package, 0))
             return log
 
-        found = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
+        logs = run_lockstep(dict(Mesh.parse(mesh).axes), work, mesh_type=package.runtime.ParallelMesh)
     kinds = {bucket.axes for bucket in (*program.weight_buckets, *program.gradient_buckets)}
-    moved = [own for own in expected if own[0] in kinds and own[1] != "all_to_all"]
-    for log in found:
-        assert [own[:2] for own in log] == [own[:2] for own in moved]
+    moved = [entry for entry in expected if entry[0] in kinds and entry[1] != "all_to_all"]
+    for log in logs:
+        assert [entry[:2] for entry in log] == [entry[:2] for entry in moved]
         for (_, _, size), (_, _, said) in zip(log, moved, strict=True):
             uneven = 0.2 if Mesh.parse(mesh).size % 3 == 0 else 0.02  # 67 words: the largest part counts
             assert size == said or said == pytest.approx(size, rel=uneven) or size < 64  # a count, the loss
@@ -372,9 +372,9 @@ def _logged(transport: Any, names: tuple[str, ...], log: list[tuple[Any, ...]]) 
     gather, scatter, reduce = transport.all_gather, transport.reduce_scatter, transport.all_reduce
 
     def all_gather(x: Tensor, lengths: Any) -> Tensor:
-        found = gather(x, lengths)
-        log.append((names, "all_gather", float(found.nbytes)))
-        return found
+        gathered = gather(x, lengths)
+        log.append((names, "all_gather", float(gathered.nbytes)))
+        return gathered
 
     def reduce_scatter(x: Tensor, lengths: Any) -> Tensor:
         log.append((names, "reduce_scatter", float(x.nbytes)))

@@ -56,10 +56,10 @@ class Inner(nn.Module):
         if write:
             self.register_buffer("own", torch.randn(4, 4))
 
-    def forward(self, h: Tensor, given: Tensor) -> Tensor:
+    def forward(self, h: Tensor, buffer: Tensor) -> Tensor:
         h = self.linear(h)
         for read in self.reads:
-            h = READS[read](h, given)
+            h = READS[read](h, buffer)
         if self.write:
             h = h + READS[self.reads[0]](h, self.own.clone())
             with torch.no_grad():
@@ -113,8 +113,8 @@ def overwritten(program: Program, graph: Graph) -> set[str]:
     fixed = (*program.inputs, *(p.value for p in (*program.parameters, *program.buffers)))
     root = storage_roots(program.instructions, graph, fixed)
     steps = [step for step in program.instructions if not _copies(step)]
-    kept = {root[name] for step in steps for name in facts(step, graph).kept}
-    return kept & {buffer for buffer, _ in program.buffer_updates}
+    saved = {root[name] for step in steps for name in facts(step, graph).kept}
+    return saved & {buffer for buffer, _ in program.buffer_updates}
 
 
 def failure(seed: int, mesh: str, count: int = 1, again: str = "") -> str:

@@ -105,9 +105,9 @@ def test_weights_move_low_and_their_gradients_high(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ThreadTransport, "all_gather", gathered)
     monkeypatch.setattr(ThreadTransport, "reduce_scatter", scattered)
     assert check_files(case, program, files, own_precision=True).passed
-    own = [entry for entry in seen if entry[1] != torch.float64]
-    assert ("all_gather", torch.bfloat16) in own
-    assert ("reduce_scatter", torch.bfloat16) not in own
+    entries = [entry for entry in seen if entry[1] != torch.float64]
+    assert ("all_gather", torch.bfloat16) in entries
+    assert ("reduce_scatter", torch.bfloat16) not in entries
 
 
 class Images(nn.Module):
@@ -196,8 +196,8 @@ def test_a_wrong_gradient_beside_a_kink_is_found(name: str, times: float, monkey
     plan = forced_plan(case.graph, Mesh.parse("dp=2"), lambda op, strategy: True)
     program, run = lower(plan, case.graph), training_precision._run
 
-    def wrong(*given: Any) -> Any:
-        rank = run(*given)
+    def wrong(*args: Any) -> Any:
+        rank = run(*args)
         return replace(rank, gradients={n: g * (times if n.endswith(name) else 1) for n, g in rank.gradients.items()})
 
     monkeypatch.setattr(training_precision, "_run", wrong)
@@ -215,12 +215,12 @@ STYLES = ("dp", "fsdp", "hsdp", "megatron", "megatron-sp", "fsdp-tp")
 
 
 def layers() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    made = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
 
     class Labelled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.layers, self.head = nn.Embedding(12, 16), nn.ModuleList([made]), nn.Linear(16, 12)
+            self.table, self.layers, self.head = nn.Embedding(12, 16), nn.ModuleList([encoder]), nn.Linear(16, 12)
 
         def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
             x = self.table(ids)

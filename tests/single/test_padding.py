@@ -90,16 +90,16 @@ def test_padded_rows_change_nothing(name: str, build: object, text: str, label: 
 def changed(model: nn.Module, inputs: Sequence[Tensor], label: int, dim: int, most: float = 1e-12) -> bool:
     """Does padding along `dim` change the loss or a gradient?"""
     model = model.double().eval()
-    given = [x.double() if x.is_floating_point() else x for x in inputs]
-    padded = [torch.cat([x, x.narrow(dim, 0, 1).expand(*x.shape[:dim], 3, *x.shape[dim + 1 :])], dim) for x in given]
+    plain = [x.double() if x.is_floating_point() else x for x in inputs]
+    padded = [torch.cat([x, x.narrow(dim, 0, 1).expand(*x.shape[:dim], 3, *x.shape[dim + 1 :])], dim) for x in plain]
     padded[label].narrow(dim, padded[label].shape[dim] - 3, 3).fill_(-100)
-    found = []
-    for batch in (given, padded):
+    results = []
+    for batch in (plain, padded):
         model.zero_grad()
         loss = model(*batch)
         loss.backward()
-        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-    return not all(torch.allclose(one, other, rtol=0, atol=most) for one, other in zip(*found, strict=True))
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    return not all(torch.allclose(one, other, rtol=0, atol=most) for one, other in zip(*results, strict=True))
 
 
 # --- lengths ---
@@ -187,11 +187,11 @@ def test_lengths_are_padded_where_that_changes_nothing(mixed: str, paired: str) 
     except CaptureError:  # a constant of one length
         assert not MODELS[mixed][1]
         return
-    found = "length" in padding_of(graph)
-    assert found == (MODELS[mixed][1] and LABELS[paired][1])
+    padded = "length" in padding_of(graph)
+    assert padded == (MODELS[mixed][1] and LABELS[paired][1])
     model, inputs = positions(mixed, paired)
-    assert not (found and changed(model, inputs, 1, 1))
-    assert found or changed(model, inputs, 1, 1), "a case that nothing changes shows nothing"
+    assert not (padded and changed(model, inputs, 1, 1))
+    assert padded or changed(model, inputs, 1, 1), "a case that nothing changes shows nothing"
 
 
 @pytest.mark.parametrize(("name", "found"), [slow("gpt2", True), slow("llama", True), ("bert", False)])

@@ -69,11 +69,11 @@ def planned(model: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Any
 
 def proof_of(plan: Any, steps: int) -> Proof:
     real = on_cpu(plan.live)
-    own, graph = plan.plan, plan.graph
+    inner, graph = plan.plan, plan.graph
     case = case_of(
-        real.module, real.tensors, graph, steps=steps, micro_batches=own.step.micro_batches, by_rows=by_rows(own)
+        real.module, real.tensors, graph, steps=steps, micro_batches=inner.step.micro_batches, by_rows=by_rows(inner)
     )
-    return check_files(case, plan.simulated.program, emit(plan.simulated.program, own, graph))
+    return check_files(case, plan.simulated.program, emit(plan.simulated.program, inner, graph))
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def walk(dealer: Dealer, staleness: int, seed: int) -> int:
                 dealer.done(share)
             else:  # killed after the push, before it could say so
                 dealer.lose(worker)
-                pulled = [own for own in pulled if own[0] != worker]
+                pulled = [entry for entry in pulled if entry[0] != worker]
         elif chance.random() < 0.05:
             dealer.lose(worker)
-            pulled = [own for own in pulled if own[0] != worker]
+            pulled = [entry for entry in pulled if entry[0] != worker]
     assert not dealer.outstanding and server.version == 60
     return server.oldest
 
@@ -198,11 +198,11 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        *((f"--workers {own}", f"--workers {own}: expected a number") for own in ("0", "3:2", "1:2:3", "some")),
+        *((f"--workers {count}", f"--workers {count}: expected a number") for count in ("0", "3:2", "1:2:3", "some")),
         ("--steps -1", "--steps -1: expected 0 or more"),
         ("--log-every 0", "--log-every 0: expected 1 or more"),
-        *((f"--{own}", "--lr, --table-lr: ") for own in ("lr -1", "table-lr -1", "lr-least 2", "max-norm 0")),
-        *((f"--{own}", "--save-every, --keep and ") for own in ("save-every 2", "keep 2", "resume auto")),
+        *((f"--{option}", "--lr, --table-lr: ") for option in ("lr -1", "table-lr -1", "lr-least 2", "max-norm 0")),
+        *((f"--{option}", "--save-every, --keep and ") for option in ("save-every 2", "keep 2", "resume auto")),
         ("--eval-every 2", "--eval-every needs batches"),
     ],
 )
@@ -222,18 +222,18 @@ def run_of(package: Any, shares: int, staleness: int | None, workers: int = 4, s
     torch.manual_seed(0)
     names = {"SERVERS": servers, "STALENESS": staleness, "MOST_WORKERS": workers, "TABLE_OPTIMIZER": "rowwise-adagrad"}
     plan = types.SimpleNamespace(TABLES=["shades.weight"], **names)
-    made: InProcess = package.server_run.InProcess(
+    run: InProcess = package.server_run.InProcess(
         package.model.build_model, package.model.MESH, plan, "adamw", shares, dict(Digits().state_dict())
     )
-    return made
+    return run
 
 
 def trained(package: Any, run: InProcess, staleness: int, steps: int, seed: int = 0) -> dict[str, Tensor]:
     images, labels = digits()
-    chance, dealer, own = random.Random(seed), package.server_run.Dealer(staleness), package.server_run
+    chance, dealer, server_run = random.Random(seed), package.server_run.Dealer(staleness), package.server_run
     for step in range(1, steps + 1):
         places = [torch.arange(32) + 32 * ((4 * step + n) % 40) for n in range(4)]
-        works = own.share_works(step, [[images[at], labels[at]] for at in places], [], (1.0, (3e-3, 5e-2)))
+        works = server_run.share_works(step, [[images[at], labels[at]] for at in places], [], (1.0, (3e-3, 5e-2)))
         run.compute(dealer, works, lambda count: chance.randrange(count))
     return run.values()
 
@@ -271,12 +271,12 @@ def test_without_staleness_it_is_training_on_shares_one_by_one(package: Any) -> 
 
 def synchronous(package: Any, run: InProcess, first: int, last: int, order: Any = lambda count: 0) -> None:
     images, labels = digits()
-    own = package.server_run
+    server_run = package.server_run
     for step in range(first, last + 1):
         places = [torch.arange(32) + 32 * ((4 * step + n) % 40) for n in range(4)]
-        works = own.share_works(step, [[images[at], labels[at]] for at in places], [()] * 4, None)
-        run.compute(own.Dealer(), works, order)
-        own.apply_update(run.client, 0, step, own.update_norm(run.client, 0, step), 1.0, (3e-3, 5e-2))
+        works = server_run.share_works(step, [[images[at], labels[at]] for at in places], [()] * 4, None)
+        run.compute(server_run.Dealer(), works, order)
+        server_run.apply_update(run.client, 0, step, server_run.update_norm(run.client, 0, step), 1.0, (3e-3, 5e-2))
 
 
 def test_bits_do_not_depend_on_who_computes_and_when(package: Any, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_bits_do_not_depend_on_who_computes_and_when(package: Any, tmp_path: Pat
     for server in other.servers:  # a run that begins anew
         server.start(0, dict(run.values()), {}, 0)
     fresh = other.servers[0]
-    assert not fresh.optimizer.state and not any(bool(own.any()) for own in fresh.sums.values())  # type: ignore[union-attr]
+    assert not fresh.optimizer.state and not any(bool(total.any()) for total in fresh.sums.values())  # type: ignore[union-attr]
 
 
 def test_calls_of_another_generation_are_refused(package: Any) -> None:
@@ -331,10 +331,10 @@ def test_where_a_server_starts_again_nothing_of_a_step_is_left(shares: int, rest
 
 def test_rows_of_views() -> None:
     """A part of an input that is itself a part of a batch, which lies elsewhere in the next batch."""
-    table, asked = torch.arange(40.0).reshape(20, 2), []
+    table, calls = torch.arange(40.0).reshape(20, 2), []
 
     def rows_of(name: str, ids: Tensor) -> Tensor:
-        asked.append(name)
+        calls.append(name)
         return table[ids]
 
     lookups = Lookups(rows_of, {})
@@ -343,10 +343,10 @@ def test_rows_of_views() -> None:
     for count, (whole, first) in enumerate(((batch, 0), (batch, 3), (other, 3))):
         inputs = [whole[first : first + 3]]
         ahead = lookups.pull_ahead(inputs)
-        assert len(ahead) == (count > 0) and len(asked) == (1 + count if count else 0)
+        assert len(ahead) == (count > 0) and len(calls) == (1 + count if count else 0)
         lookups = Lookups(rows_of, lookups.ways, inputs, ahead)
         assert torch.equal(F.embedding(inputs[0][:, 1], weight), table[inputs[0][:, 1]])
-        assert len(asked) == 1 + count
+        assert len(calls) == 1 + count
     lookups = Lookups(rows_of, lookups.ways, inputs, {key: (torch.tensor([0]), table[:1]) for key in ahead})
     with pytest.raises(AssertionError, match="not those of its ids"):
         F.embedding(inputs[0][:, 1], weight)
@@ -357,8 +357,8 @@ def test_rows_are_pulled_ahead_and_a_worker_holds_no_table(package: Any) -> None
     run2 = package.server_run
     images, labels = digits()
     works = run2.share_works(1, [[images[:32], labels[:32]]] * 4, [()] * 4, None)
-    found = run.compute(run2.Dealer(), works)
-    assert all(own.pulled_ahead == 0 for own in found)  # the ids are computed
+    results = run.compute(run2.Dealer(), works)
+    assert all(result.pulled_ahead == 0 for result in results)  # the ids are computed
     table = dict(run.workers[0].model.named_buffers())["shades.weight"]
     assert table.is_meta and table.shape == (64 * 17, 8)
     with pytest.raises(IndexError, match="has 1088 rows"):
@@ -369,14 +369,14 @@ def test_evaluation_is_that_of_the_original(tmp_path: Path) -> None:
     """Without dropout, of all labels of a batch; then training goes on with dropout."""
     torch.manual_seed(0)
     model, inputs = Reader(), reader_inputs()
-    own = load_package(autoshard.write(planned(model, inputs, micro_batches=SHARES), tmp_path / "package"))
-    how = (own.model.build_model, own.model.MESH, own.server_plan, own.model.OPTIMIZER, SHARES)
-    run, dealer = own.server_run.InProcess(*how, model.state_dict()), own.server_run.Dealer()
-    work = own.server_run.ShareWork((1, SHARES), inputs, trains=False)
-    found = [run.compute(dealer, [work])[0].loss for _ in range(2)]
-    assert found == pytest.approx([float(model.eval()(*inputs).detach())] * 2, abs=1e-5)
-    trained = own.server_run.share_works(1, [inputs], [()], None)
-    assert abs(run.compute(dealer, trained)[0].loss - found[0]) > 1e-3
+    package = load_package(autoshard.write(planned(model, inputs, micro_batches=SHARES), tmp_path / "package"))
+    how = (package.model.build_model, package.model.MESH, package.server_plan, package.model.OPTIMIZER, SHARES)
+    run, dealer = package.server_run.InProcess(*how, model.state_dict()), package.server_run.Dealer()
+    work = package.server_run.ShareWork((1, SHARES), inputs, trains=False)
+    losses = [run.compute(dealer, [work])[0].loss for _ in range(2)]
+    assert losses == pytest.approx([float(model.eval()(*inputs).detach())] * 2, abs=1e-5)
+    trained = package.server_run.share_works(1, [inputs], [()], None)
+    assert abs(run.compute(dealer, trained)[0].loss - losses[0]) > 1e-3
 
 
 class Wide(nn.Module):
@@ -395,27 +395,27 @@ class Wide(nn.Module):
 )  # a profile with [host], and one without
 def test_a_worker_is_planned_without_the_state_that_servers_hold(hardware: str) -> None:
     inputs, dense = (torch.randint(0, 1000, (8,)), torch.randint(0, 10, (8,))), 4 * (257 * 4096 + 4097 * 10)
-    asked: dict[str, Any] = {"hardware": hardware, "parameter_servers": 2, "workers": 2}
+    options: dict[str, Any] = {"hardware": hardware, "parameter_servers": 2, "workers": 2}
     for recompute in (None, "full"):
-        made = autoshard.plan(Wide(), inputs, memory_limit=3 * dense, recompute=recompute, **asked)
-        peak = made.plan.step_peak_bytes
+        plan = autoshard.plan(Wide(), inputs, memory_limit=3 * dense, recompute=recompute, **options)
+        peak = plan.plan.step_peak_bytes
         assert 2 * dense < peak < 2.2 * dense  # weights and gradients; with AdamW's state it is 4 times
-        account = made.simulated.step.account
-        told = as_dict(made.plan, made.graph, account)
-        assert account.peak_bytes == peak == told["predicted_peak_bytes"] and not told["host_bytes"]
-        assert f"{format_bytes(peak)} of {format_bytes(3 * dense)}" in summary(made.plan, made.graph)
-        assert not explain(made.plan, made.graph, made.hardware, None, None).notes
-        report = report_text(made.simulated)
+        account = plan.simulated.step.account
+        fields = as_dict(plan.plan, plan.graph, account)
+        assert account.peak_bytes == peak == fields["predicted_peak_bytes"] and not fields["host_bytes"]
+        assert f"{format_bytes(peak)} of {format_bytes(3 * dense)}" in summary(plan.plan, plan.graph)
+        assert not explain(plan.plan, plan.graph, plan.hardware, None, None).notes
+        report = report_text(plan.simulated)
         assert f"{format_bytes(peak)}</" in report and "rows on the parameter servers" in report
-        assert "on the host" not in summary(made.plan, made.graph) + report.partition("<canvas")[0]
+        assert "on the host" not in summary(plan.plan, plan.graph) + report.partition("<canvas")[0]
     with pytest.raises(InfeasibleError, match="try: --recompute full or a model with"):
-        autoshard.plan(Wide(), inputs, memory_limit=1.9 * dense, **asked)
+        autoshard.plan(Wide(), inputs, memory_limit=1.9 * dense, **options)
 
 
 def test_what_servers_can_not_train_is_said() -> None:
     x = torch.randn(4, 3), torch.randn(4, 2)
     norm = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     frozen = nn.Linear(3, 2).requires_grad_(False)
-    for model, told in ((norm, "batch norm"), (frozen, "no trainable")):
-        with pytest.raises(UsageError, match=told):
+    for model, message in ((norm, "batch norm"), (frozen, "no trainable")):
+        with pytest.raises(UsageError, match=message):
             autoshard.plan(model, x[:1], targets=x[1], loss=F.mse_loss, hardware="a100-80g-sxm", parameter_servers=2)

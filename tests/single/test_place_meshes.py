@@ -51,17 +51,17 @@ def test_the_package_sends_what_the_planner_counts() -> None:
         if as_text(first) == as_text(second):
             continue
         every = pieces(shape, as_text(first), as_text(second))
-        counted = {(own.sender, own.receiver): torch.Size(own.lengths).numel() for own in every}
+        counted = {(piece.sender, piece.receiver): torch.Size(piece.lengths).numel() for piece in every}
         assert counted == transfers(shape, first, second)
         whole = torch.randn(shape)
         results = []
         for rank in range(second[0].size):
-            parts = [(own, taken(local_part(whole, first[1], first[0], own.sender), own)) for own in every
-                     if own.receiver == rank]  # fmt: skip
+            parts = [(piece, taken(local_part(whole, first[1], first[0], piece.sender), piece)) for piece in every
+                     if piece.receiver == rank]  # fmt: skip
             shape = tuple(local_part(whole, second[1], second[0], rank).shape)
             results.append(put(shape, parts, whole.device, whole.dtype))
         summed = [axis for axis, p in enumerate(second[1].placements) if str(p) == "P"]
-        for rank, found in enumerate(results):
+        for rank, result in enumerate(results):
             at = second[0].coordinates(rank)
             alike = [
                 other
@@ -69,7 +69,7 @@ def test_the_package_sends_what_the_planner_counts() -> None:
                 if all(a == b for axis, (a, b) in enumerate(zip(at, second[0].coordinates(other), strict=True))
                        if axis not in summed)
             ]  # fmt: skip
-            value = torch.stack([results[other] for other in alike]).sum(0) if summed else found
+            value = torch.stack([results[other] for other in alike]).sum(0) if summed else result
             assert torch.equal(value, local_part(whole, second[1], second[0], rank))
 
 
@@ -78,9 +78,9 @@ def captured() -> Graph:
     return capture(SPEC, {})
 
 
-def planned(mesh: str, *meshes: str, **given: object) -> Plan:
-    strategy = str(given.pop("strategy", "best"))
-    step = StepRequest(places=PLACES, place_mesh=meshes, **given)  # type: ignore[arg-type]
+def planned(mesh: str, *meshes: str, **options: object) -> Plan:
+    strategy = str(options.pop("strategy", "best"))
+    step = StepRequest(places=PLACES, place_mesh=meshes, **options)  # type: ignore[arg-type]
     request = SearchRequest(Mesh.parse(mesh), step=step, strategy=strategy)
     return make_plan(captured(), CPU, request).plan
 
@@ -100,7 +100,7 @@ def test_random_plans_are_those_of_the_original(mesh: str, meshes: tuple[str, ..
     case = make_case(SPEC, {}, graph, steps=2, micro_batches=count)
     proof = check_files(case, program, emit(program, plan, graph), own_precision=mesh == "dp=2")
     assert proof.passed, proof.failure
-    assert proof.ranks == plan.devices == sum(own.size for own in plan.meshes)
+    assert proof.ranks == plan.devices == sum(place_mesh.size for place_mesh in plan.meshes)
 
 
 @pytest.mark.parametrize("zero", [slow(1), slow(2), 3])
@@ -110,7 +110,7 @@ def test_weights_are_in_shards_on_the_axes_of_each_place(zero: int) -> None:
     plan = planned("dp=2", "1:dp=3,tp=2", micro_batches=2, zero=zero, strategy="dp")
     assert plan.step.zero == zero
     stored = [plan.parameters, plan.place_plans[0].parameters]
-    assert [{str(weight.layout) for weight in own} for own in stored] == [{"S0"}, {"S0 S0"}]
+    assert [{str(weight.layout) for weight in weights} for weights in stored] == [{"S0"}, {"S0 S0"}]
     program = lower(plan, graph)
     proof = check_files(make_case(SPEC, {}, graph, steps=3, micro_batches=2), program, emit(program, plan, graph))
     assert proof.passed, proof.failure
@@ -134,7 +134,7 @@ def test_messages_are_those_of_the_busiest_device() -> None:
         assert isinstance(costs, PlacedCosts)
         (message,) = costs.messages
         (name,) = parts[message.maker].outputs
-        maker, reader = (parts[own].value(name) for own in (message.maker, message.reader))
+        maker, reader = (parts[index].value(name) for index in (message.maker, message.reader))
         first, second = (parts[message.maker].mesh, maker.layout), (parts[message.reader].mesh, reader.layout)
         busiest = max(map(max, sent_and_received(maker.shape, first, second)))
         assert message.bytes == 4 * busiest
@@ -166,9 +166,9 @@ def test_the_picture_has_places_side_by_side_with_what_they_give_each_other() ->
     costs = simulate_plan_step(plan, lower(plan, captured()), captured(), CPU).costs
     assert isinstance(costs, PlacedCosts)
     sent: dict[tuple[int, int], float] = {}
-    for own in costs.messages:
-        pair = plan.step.part_stages[own.maker], plan.step.part_stages[own.reader]
-        sent[pair] = sent.get(pair, 0.0) + own.bytes
+    for message in costs.messages:
+        pair = plan.step.part_stages[message.maker], plan.step.part_stages[message.reader]
+        sent[pair] = sent.get(pair, 0.0) + message.bytes
     assert sent and given(plan, captured()) == pytest.approx(sent)
     plan = planned("dp=2", "1:dp=2,tp=2")
     drawn = plan_svg(plan, captured(), CPU)

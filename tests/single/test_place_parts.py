@@ -71,10 +71,10 @@ def test_what_a_place_runs_is_a_graph_with_a_loss() -> None:
     """All operators are in one, inputs are what another makes, and gradients reach every weight that is trained."""
     plan, graph = planned("dp=2", "1:dp=2,tp=2"), captured()
     first, second = place_graphs(plan, graph)
-    for own in (first, second):
-        check(own)
-        assert own.tensor(own.loss or "").shape == ()
-    assert {op.name for op in graph.ops} <= {op.name for own in (first, second) for op in own.ops}
+    for place_graph in (first, second):
+        check(place_graph)
+        assert place_graph.tensor(place_graph.loss or "").shape == ()
+    assert {op.name for op in graph.ops} <= {op.name for place_graph in (first, second) for op in place_graph.ops}
     assert {p.path for p in first.parameters}.isdisjoint(p.path for p in second.parameters)
     assert [op.target for op in first.ops][-1] == "aten.sum" and second.loss == graph.loss
     (handed,) = {*second.inputs} - {*graph.inputs}

@@ -58,25 +58,25 @@ def planned(count: int = 3, own: tuple[str, ...] = ()) -> tuple[Plan, Graph]:
 def every(count: int, own_meshes: tuple[str, ...] = ()) -> dict[tuple[int, ...], float]:
     """The simulated step of each assignment of units in which each place has work."""
     plan, graph = planned(own=own_meshes)
-    found = {}
-    for own in itertools.product(range(count), repeat=len(units_of(graph, [-1] * len(graph.ops)))):
-        if len(set(own)) == count:
+    seconds = {}
+    for unit_places in itertools.product(range(count), repeat=len(units_of(graph, [-1] * len(graph.ops)))):
+        if len(set(unit_places)) == count:
             places = [0] * len(graph.ops)
-            for unit, place in zip(units_of(graph, [-1] * len(graph.ops)), own, strict=True):
+            for unit, place in zip(units_of(graph, [-1] * len(graph.ops)), unit_places, strict=True):
                 for i in unit:
                     places[i] = place
             step = replace(plan.step, parts=parts_on(graph, places))
-            found[tuple(places)] = predicted(replace(plan, step=step), graph).step_seconds
-    return found
+            seconds[tuple(places)] = predicted(replace(plan, step=step), graph).step_seconds
+    return seconds
 
 
 @pytest.mark.parametrize(("count", "own"), quick_at([(2, ()), (3, ()), (2, ("1:dp=4",)), (3, ("0:dp=2", "2:tp=2"))], 0))
 def test_the_best_of_all_assignments_is_found_and_none_is_below_the_bound(count: int, own: tuple[str, ...]) -> None:
     """On places with meshes of their own, too."""
     plan, graph = planned(own=own)
-    found, known = searched_places(plan, graph, (), count, predicted), every(count, own)
-    assert found.seconds == known[found.places] == min(known.values())
-    assert 0 < found.bound_seconds <= found.seconds
+    result, known = searched_places(plan, graph, (), count, predicted), every(count, own)
+    assert result.seconds == known[result.places] == min(known.values())
+    assert 0 < result.bound_seconds <= result.seconds
 
 
 def test_improved_starts_come_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ def test_improved_starts_come_near_the_best(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_a_user_placed_stays_there() -> None:
     plan, graph = planned()
-    found = searched_places(plan, graph, (("small", 1), ("large", 1)), 2, predicted)
-    own = {op.module: place for op, place in zip(graph.ops, found.places, strict=True)}
-    assert own["small"] == own["large"] == 1
+    result = searched_places(plan, graph, (("small", 1), ("large", 1)), 2, predicted)
+    place_of = {op.module: place for op, place in zip(graph.ops, result.places, strict=True)}
+    assert place_of["small"] == place_of["large"] == 1
 
 
 def test_places_inside_a_block_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +97,16 @@ def test_places_inside_a_block_stay_where_they_are(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(place_search, "MOST_UNITS", 1)
     plan, graph = planned()
     named = replace(graph, ops=tuple(replace(op, module=f"layers.0.{op.module}") for op in graph.ops))
-    found = searched_places(plan, named, (("layers.0.small", 1), ("layers.0.head", 0)), 2, predicted)
-    own = {op.module: place for op, place in zip(named.ops, found.places, strict=True)}
-    assert (own["layers.0.small"], own["layers.0.head"]) == (1, 0)
+    result = searched_places(plan, named, (("layers.0.small", 1), ("layers.0.head", 0)), 2, predicted)
+    place_of = {op.module: place for op, place in zip(named.ops, result.places, strict=True)}
+    assert (place_of["layers.0.small"], place_of["layers.0.head"]) == (1, 0)
 
 
 def test_its_plan_says_so() -> None:
     plan, graph = planned()
-    made = with_step(plan, graph, StepRequest(micro_batches=3, stages=2, place="auto"))
-    assert made.step.placed and made.step.stages == 2
-    assert any("no assignment of modules is below" in note for note in made.search.notes)
+    staged = with_step(plan, graph, StepRequest(micro_batches=3, stages=2, place="auto"))
+    assert staged.step.placed and staged.step.stages == 2
+    assert any("no assignment of modules is below" in note for note in staged.search.notes)
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ def test_what_a_large_one_gives_a_small_one_in_place_has_its_values() -> None:
 
 
 def test_a_constructor_that_reads_nothing_makes_no_values() -> None:
-    with placement.placed("meta") as asked:
+    with placement.placed("meta") as queried:
         layer = torch.nn.Linear(2, 2)
         assert layer.weight.is_meta  # this file's own question
-    assert asked()
-    with placement.placed("meta") as asked:
+    assert queried()
+    with placement.placed("meta") as queried:
         torch.nn.Linear(2, 2)
-    assert not asked()
+    assert not queried()

@@ -57,8 +57,8 @@ def test_on_a_chain_the_orders_are_those_of_stages(places: int, count: int) -> N
     for schedule in ("gpipe", "1f1b"):
         order = placed_order(schedule, range(places), sources, places - 1, count)
         for place in range(places):
-            own = [(slot.kind, slot.micro_batch) for slot in order if slot.part == place]
-            assert own == [(slot.kind, slot.micro_batch) for slot in order_of(schedule, place, places, count, 1)]
+            slots = [(slot.kind, slot.micro_batch) for slot in order if slot.part == place]
+            assert slots == [(slot.kind, slot.micro_batch) for slot in order_of(schedule, place, places, count, 1)]
 
 
 def test_ten_thousand_random_placements_end() -> None:
@@ -72,7 +72,7 @@ def test_ten_thousand_random_placements_end() -> None:
 def test_an_order_of_its_own_on_one_place_is_seen_to_hang() -> None:
     """The checker can fail: two places whose receives come in the wrong order."""
     sources: list[list[tuple[int, int]]] = [[], [(0, 0)], [(1, 0)], [(2, 0)]]
-    order = [PlaceSlot(*own) for own in placed_order("gpipe", (0, 1, 0, 1), sources, 3, 1)]
+    order = [PlaceSlot(*slot) for slot in placed_order("gpipe", (0, 1, 0, 1), sources, 3, 1)]
     assert run(order, (0, 1, 0, 1), sources)[0]
     turned = [order[2], *order[:2], *order[3:]]  # a place begins with its second part
     assert not run(turned, (0, 1, 0, 1), sources)[0]
@@ -85,11 +85,11 @@ def drawn(rng: random.Random) -> tuple[list[PlaceSlot], tuple[int, ...], list[li
         [(maker, 0) for maker in range(part) if rng.random() < 0.5] for part in range(parts)
     ]
     for part in range(parts - 1):  # each is read by some later one
-        if all((part, 0) not in own for own in sources):
+        if all((part, 0) not in reads for reads in sources):
             sources[rng.randint(part + 1, parts - 1)].append((part, 0))
-    found = [rng.randrange(places) for _ in range(parts)]
-    known = sorted(set(found))
-    on = tuple(known.index(place) for place in found)
+    assigned = [rng.randrange(places) for _ in range(parts)]
+    known = sorted(set(assigned))
+    on = tuple(known.index(place) for place in assigned)
     schedule, count = rng.choice(("gpipe", "1f1b")), rng.randint(1, 4)
     text = " ".join(map(str, placed_order(schedule, on, sources, parts - 1, count)))
     return read_slots(text), on, sources
@@ -101,10 +101,10 @@ def run(
     """Do all places end? Each posts its receives of a pair up to the one it waits for, and waits for sends at the end.
     A transfer is done when both ends have posted it and those before it of its pair are done. `ahead`: see `Places`."""
     value = Handed((1,), torch.float32, "R", True)
-    routes = Routes(slots, on, [[value] * len(own) for own in sources], sources)
+    routes = Routes(slots, on, [[value] * len(reads) for reads in sources], sources)
     places = sorted(set(on))
     between = routes.between
-    numbers = {own: number for a in places for b in between[a] for number, own in enumerate(between[a][b], 1)}
+    numbers = {message: number for a in places for b in between[a] for number, message in enumerate(between[a][b], 1)}
     posted = {(place, peer): 0 for place in places for peer in between[place]}
     waits: dict[int, PlaceMessage | None] = dict.fromkeys(places)
 
@@ -116,14 +116,14 @@ def run(
         for slot in slots:
             if on[slot.part] == place:
                 for peer, every in between[place].items() if ahead else ():
-                    early = [own for own in every[posted[place, peer] :] if routes.made[own] < routes.turn[slot]]
-                    if any(_sender(own, on) == place for own in early):
+                    early = [sent for sent in every[posted[place, peer] :] if routes.made[sent] < routes.turn[slot]]
+                    if any(_sender(sent, on) == place for sent in early):
                         return
                     posted[place, peer] += len(early)
                 for message in (*routes.needs[slot], *routes.sends[slot]):
                     peer, number = _peer(message, place, on), numbers[message]
-                    for own in between[place][peer][posted[place, peer] : number]:
-                        if own is not message and _sender(own, on) == place:
+                    for earlier in between[place][peer][posted[place, peer] : number]:
+                        if earlier is not message and _sender(earlier, on) == place:
                             return  # it would have to send what it has not made
                     posted[place, peer] = max(posted[place, peer], number)
                     if message in routes.needs[slot]:
@@ -131,7 +131,7 @@ def run(
 
     running = {place: work(place) for place in places}
     while running:
-        free = [place for place in running if (own := waits[place]) is None or done(place, own)]
+        free = [place for place in running if (waited := waits[place]) is None or done(place, waited)]
         if not free:
             return False, slots
         for place in free:
@@ -163,8 +163,8 @@ def test_stages_end_whatever_skips_them(schedule: str, virtual: int) -> None:
             order, parts = chain_order(schedule, stages, count, virtual), range(stages * virtual)
             on = tuple(part % stages for part in parts)
             for stage in range(stages):
-                own = [(kind, m, part // stages) for kind, m, part in order if on[part] == stage]
-                assert own == list(order_of(schedule, stage, stages, count, virtual))
+                of_stage = [(kind, m, part // stages) for kind, m, part in order if on[part] == stage]
+                assert of_stage == list(order_of(schedule, stage, stages, count, virtual))
             sources = [[(maker, 0) for maker in range(part) if maker == part - 1 or rng.random() < 0.1]
                        for part in parts]  # fmt: skip
             slots = read_slots(" ".join(map(str, order)))
@@ -254,8 +254,8 @@ def test_modules_and_functions_are_placed() -> None:
     request = with_requests(StepRequest(), graph)
     places = {pin.path: pin.stage for pin in request.places}
     assert places == {"left": 1, "right": 0, "join": 2}
-    found = dict(zip((op.target for op in graph.ops), op_places(graph, places), strict=True))
-    assert found == {"aten.linear": 2, "aten.cat": 2, "aten.relu": 2, "aten.mean": 2}  # the head follows what it reads
+    where = dict(zip((op.target for op in graph.ops), op_places(graph, places), strict=True))
+    assert where == {"aten.linear": 2, "aten.cat": 2, "aten.relu": 2, "aten.mean": 2}  # the head follows what it reads
     assert [part.stage for part in placed_parts(graph, [*places.items()])] in ([1, 0, 2], [0, 1, 2])
     pinned = with_requests(StepRequest(places=(StagePin("left", 0),)), graph)  # what is typed goes before
     assert {pin.path: pin.stage for pin in pinned.places} == places | {"left": 0}
@@ -329,10 +329,10 @@ def test_every_pin_has_a_sentence(pins: tuple[str, ...], further: dict[str, obje
 def test_without_a_job_of_several_devices_place_has_no_effect_and_the_plan_says_so() -> None:
     request = search_request(None, None, 2, (), None, None, {}, "stand-alone")
     assert request.step.place == "none"
-    made = make_plan(towers_graph(), load_hardware("cpu-local"), request).plan
-    assert made.devices == 1 and not made.step.parts
-    assert any("place() has no effect" in note for note in made.search.notes)
-    assert "--place none" in command(made, towers_graph())
+    plan = make_plan(towers_graph(), load_hardware("cpu-local"), request).plan
+    assert plan.devices == 1 and not plan.step.parts
+    assert any("place() has no effect" in note for note in plan.search.notes)
+    assert "--place none" in command(plan, towers_graph())
 
 
 def test_inference_on_places_is_refused_with_the_way_out() -> None:
@@ -347,8 +347,8 @@ def test_inference_on_places_is_refused_with_the_way_out() -> None:
 def test_a_schedule_may_be_named_where_only_the_model_has_places() -> None:
     """Whether there is something to schedule is known once the model is captured."""
     request = search_request(Mesh.parse("dp=1"), None, 2, (), None, None, {"schedule": "gpipe"}, "auto")
-    made = make_plan(towers_graph(), load_hardware("cpu-local"), request).plan
-    assert made.step.schedule == "gpipe" and made.devices == 3
+    plan = make_plan(towers_graph(), load_hardware("cpu-local"), request).plan
+    assert plan.step.schedule == "gpipe" and plan.devices == 3
     with pytest.raises(UsageError, match="--schedule is about stages, and there is one"):
         make_plan(replace(towers_graph(), module_requests=()), load_hardware("cpu-local"), request)
 
@@ -365,8 +365,8 @@ def test_a_difference_of_places_alone_is_said() -> None:
 def test_the_summary_speaks_of_places() -> None:
     graph = captured(3)
     plan = placed(3, graph, count=1)
-    made = simulate_plan(plan, graph, load_hardware("cpu-local"))
-    words = " ".join(summary(plan, graph, timeline=made.timeline, step=made.step).split())
+    simulated = simulate_plan(plan, graph, load_hardware("cpu-local"))
+    words = " ".join(summary(plan, graph, timeline=simulated.timeline, step=simulated.step).split())
     assert f"mean of {plan.step.stages} places" in words and "average micro-batch on one place" in words
     assert "stage" not in words
 
@@ -394,8 +394,8 @@ def test_a_weight_is_read_in_one_part_of_a_place_where_it_can_be(between: bool) 
     )
     tensors = tuple(Value(name, (4, 4), "float32") for name in "xwabcd")
     graph = Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), ops, ("d",), None)
-    found = [part.ops for part in parts_on(graph, [0, 1, 0, 0])]
-    assert found == ([("a",), ("b",), ("c", "d")] if between else [("b",), ("a", "c", "d")])
+    part_ops = [part.ops for part in parts_on(graph, [0, 1, 0, 0])]
+    assert part_ops == ([("a",), ("b",), ("c", "d")] if between else [("b",), ("a", "c", "d")])
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -410,8 +410,8 @@ def test_what_is_made_of_weights_alone_is_in_the_part_of_its_reader(elsewhere: b
     )
     tensors = tuple(Value(name, (4, 4), "float32") for name in ("x", "w", "q", "kv", "a", "b", "c", "d"))
     graph = Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), ops, ("d",), None)
-    found = [part.ops for part in parts_on(graph, [1, 0, 2 if elsewhere else 1, 1, 1])]
-    assert found == ([("rows",), ("a",), ("b",), ("c",), ("d",)] if elsewhere else [("a",), ("rows", "b", "c", "d")])
+    part_ops = [part.ops for part in parts_on(graph, [1, 0, 2 if elsewhere else 1, 1, 1])]
+    assert part_ops == ([("rows",), ("a",), ("b",), ("c",), ("d",)] if elsewhere else [("a",), ("rows", "b", "c", "d")])
 
 
 @pytest.mark.parametrize("unplaced", [None, 2])

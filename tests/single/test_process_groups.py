@@ -22,10 +22,10 @@ def test_groups_of_some_stages_are_not_split_from_the_group_of_all(
 ) -> None:
     """With a bound device torch splits NCCL's communicator, which waits for ranks that are in no group (new_group with
     use_local_synchronization returns there at once)."""
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     def initialise(backend: str, **options: Any) -> None:
-        asked.update(options)
+        requested.update(options)
         raise _Asked
 
     monkeypatch.setattr(mesh_module, "_device", lambda _: torch.device("cuda", 1))
@@ -34,5 +34,5 @@ def test_groups_of_some_stages_are_not_split_from_the_group_of_all(
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(_Asked):
         ParallelMesh.from_environment({"dp": 2}, "nccl", 7.0, range(stages) if stages > 1 else ())
-    assert ("device_id" in asked) == bound
-    assert asked["timeout"].total_seconds() == 7
+    assert ("device_id" in requested) == bound
+    assert requested["timeout"].total_seconds() == 7

@@ -67,8 +67,8 @@ class Layers(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        found = [layer(x) for layer in self.layers]
-        return (torch.stack(found).mean() * self.scale, *found)
+        outputs = [layer(x) for layer in self.layers]
+        return (torch.stack(outputs).mean() * self.scale, *outputs)
 
 
 def build(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -98,7 +98,7 @@ def files_of(kind: str) -> dict[str, str]:
 
 def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
     """All steps after the first `done`, by the package's own loop."""
-    found: Drawn = {}
+    drawn: Drawn = {}
     with written(files) as folder:
         package = load_package(Path(folder))
         step = package.train.train_step
@@ -107,7 +107,7 @@ def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
             torch.manual_seed(1000 * done + mesh.rank)  # whatever else has drawn on a rank makes no difference
             result = step(model, optimizer, mesh, [torch.ones_like(x) for x in batch], *others)
             outputs = package.recorder.take(mesh.rank).outputs[0]
-            found.setdefault(mesh.rank, []).append([x.detach().clone() for x in outputs[1:]])
+            drawn.setdefault(mesh.rank, []).append([x.detach().clone() for x in outputs[1:]])
             return result
 
         def work(mesh: Any) -> None:
@@ -122,7 +122,7 @@ def train(files: dict[str, str], done: int = 0, seed: int = 0) -> Drawn:
 
         package.train.train_step, package.train.prepare = noted, prepared
         run_lockstep(dict(MESH.axes), work, mesh_type=package.runtime.ParallelMesh)
-    return found
+    return drawn
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
@@ -136,27 +136,27 @@ def faults(kind: str, files: dict[str, str]) -> str:
         return "replicas differ"
     if any(not torch.equal(a, b) for a, b in _pairs(drawn[0][2:], train(files, done=2)[0])):
         return "a resumed run draws others"
-    own = {
+    numbers = {
         (shard, step, layer): drawn[rank][step][layer]
         for shard, rank in enumerate((0, 2))
         for step, layer in itertools.product(range(STEPS), range(LAYERS))
     }
-    if said := wrong_numbers(own, *KINDS[kind]):
+    if said := wrong_numbers(numbers, *KINDS[kind]):
         return said
     if torch.equal(train(files, done=2, seed=1)[0][0][0], drawn[0][2][0]):
         return "the seed changes nothing"
     return ""
 
 
-def wrong_numbers(own: dict[tuple[int, int, int], Tensor], mean: float, deviation: float) -> str:
+def wrong_numbers(numbers: dict[tuple[int, int, int], Tensor], mean: float, deviation: float) -> str:
     """What is wrong with what each (shard, step, layer) has drawn."""
-    for x in own.values():
+    for x in numbers.values():
         if abs(float(x.mean()) - mean) > SIGMAS * deviation / math.sqrt(x.numel()):
             return f"a mean of {float(x.mean()):.3f}, expected {mean:.3f}"
         if abs(float(x.std()) - deviation) > 0.1 * deviation:
             return f"a deviation of {float(x.std()):.3f}, expected {deviation:.3f}"
-    for one, other in itertools.combinations(own, 2):
-        if abs(correlation(own[one], own[other])) > SIGMAS / math.sqrt(own[one].numel()):
+    for one, other in itertools.combinations(numbers, 2):
+        if abs(correlation(numbers[one], numbers[other])) > SIGMAS / math.sqrt(numbers[one].numel()):
             return f"(shard, step, layer) {one} and {other} are correlated"
     return ""
 

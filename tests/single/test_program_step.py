@@ -56,11 +56,11 @@ def costs(plan: Plan) -> StepCosts:
 @pytest.mark.slow
 def test_a_step_of_one_micro_batch_is_the_simulated_one() -> None:
     plan = planned()
-    own = costs(plan)
+    cost = costs(plan)
     program = lower(plan, gpt2())
     timeline = simulate(program, gpt2(), hardware())
-    made = simulate_step(own)
-    assert made.step_seconds == pytest.approx(timeline.step_seconds, rel=0.02)  # a bucket's copy delays the backward
+    step = simulate_step(cost)
+    assert step.step_seconds == pytest.approx(timeline.step_seconds, rel=0.02)  # a bucket's copy delays the backward
     block = hardware().constant("allocator.block")
     for count in (1, 2):
         peak = max(plan_memory(program, gpt2(), accumulates=count > 1, block_bytes=block).bytes)
@@ -71,13 +71,13 @@ def test_a_step_of_one_micro_batch_is_the_simulated_one() -> None:
 def test_micro_batches_repeat_all_but_the_end_of_the_step() -> None:
     plan = planned()
     one = costs(plan)
-    made = simulate_step(replace(one, micro_batches=5))
+    step = simulate_step(replace(one, micro_batches=5))
     each = one.parts[0].forward_seconds + one.parts[0].backward_seconds
-    assert made.step_seconds == pytest.approx(5 * each + one.stages[0].tail_seconds)
-    told = predicted(with_step(plan, gpt2(), StepRequest(global_batch=20)), gpt2())
-    assert told.step.micro_batches == 5 and told.step.predicted_seconds == pytest.approx(made.step_seconds)
-    said = summary(told, gpt2(), width=100)
-    assert f"predicted step     {format_seconds(made.step_seconds)}" in said and "in the mean" not in said
+    assert step.step_seconds == pytest.approx(5 * each + one.stages[0].tail_seconds)
+    step_plan = predicted(with_step(plan, gpt2(), StepRequest(global_batch=20)), gpt2())
+    assert step_plan.step.micro_batches == 5 and step_plan.step.predicted_seconds == pytest.approx(step.step_seconds)
+    said = summary(step_plan, gpt2(), width=100)
+    assert f"predicted step     {format_seconds(step.step_seconds)}" in said and "in the mean" not in said
 
 
 @pytest.mark.slow
@@ -101,9 +101,9 @@ def test_the_report_is_of_the_whole_step() -> None:
     plan, graph = planned(), gpt2()
     request = StepRequest(micro_batches=6, stages=2, recompute="full")
     plan = predicted(with_step(plan, graph, request), graph)
-    found = package_files.report_text(simulate_plan(plan, graph, hardware()))
-    assert f'<span class="value">{format_seconds(plan.step.predicted_seconds)}</span>' in found
-    assert f"on each of {plan.step.stages} stages, {2 * plan.mesh.size} devices" in found
+    report = package_files.report_text(simulate_plan(plan, graph, hardware()))
+    assert f'<span class="value">{format_seconds(plan.step.predicted_seconds)}</span>' in report
+    assert f"on each of {plan.step.stages} stages, {2 * plan.mesh.size} devices" in report
     view = whole_step(plan, graph, simulate_plan(plan, graph, hardware()).step)
     assert view is not None
     assert [row[1:3] for row in view["rows"][1:]] == [
@@ -130,8 +130,8 @@ def test_parts_together_take_what_the_whole_takes_and_hand_on_their_boundary() -
     assert sum(part.backward_seconds for part in cut.parts) == pytest.approx(whole.backward_seconds, rel=0.08)
     assert cut.parts[1].received_bytes == 4 * 256 * 512 * 4  # the residual stream, whole: so small a model is not split
     assert cut.parts[1].receive_seconds > 0 and cut.parts[0].received_bytes == 0
-    made = simulate_step(cut)
-    assert made.step_seconds < simulate_step(replace(costs(plan), micro_batches=4)).step_seconds
+    step = simulate_step(cut)
+    assert step.step_seconds < simulate_step(replace(costs(plan), micro_batches=4)).step_seconds
 
 
 @pytest.mark.parametrize("keep", ["expensive", "input"])
@@ -141,10 +141,10 @@ def test_a_block_that_keeps_less_computes_again(keep: str) -> None:
     policies = tuple(BlockPolicy(f"transformer.h.{n}", keep) for n in range(4))
     less = costs(replace(plan, step=replace(plan.step, recompute=policies))).parts[0]
     assert less.kept_bytes < everything.kept_bytes and less.forward_seconds == everything.forward_seconds
-    again = less.backward_seconds - everything.backward_seconds
-    assert 0 < again <= everything.forward_seconds
+    extra = less.backward_seconds - everything.backward_seconds
+    assert 0 < extra <= everything.forward_seconds
     if keep == "input":
-        assert again > 0.5 * everything.forward_seconds  # all but the embedding and the head
+        assert extra > 0.5 * everything.forward_seconds  # all but the embedding and the head
         assert less.kept_bytes < 0.5 * everything.kept_bytes
 
 
@@ -152,6 +152,6 @@ def test_a_stage_has_its_output_until_its_backward() -> None:
     """Of layers that keep nothing but inputs, each stage but the last has what it handed on, too."""
     plan = with_step(planned(), gpt2(), StepRequest(micro_batches=4, stages=4, recompute="full"))
     parts = costs(plan).parts
-    assert all(own.received_bytes > 0 for own in parts[1:])
-    for own, after in itertools.pairwise(parts):
-        assert own.kept_bytes >= after.received_bytes
+    assert all(part.received_bytes > 0 for part in parts[1:])
+    for part, after in itertools.pairwise(parts):
+        assert part.kept_bytes >= after.received_bytes

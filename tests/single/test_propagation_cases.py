@@ -100,7 +100,7 @@ def cuts(layout: Layout, rank: int) -> tuple[int, ...]:
 
 def matching(formulation: Formulation, wanted: Mapping[int, Cuts]) -> dict[int, list[int]]:
     """Node -> its choices that cut the operands as wanted."""
-    found = {}
+    choices = {}
     nodes = {site.name: n for n, site in enumerate(formulation.sites) if site.kind == "op"}
     for place, operands in wanted.items():
         op = formulation.graph.ops[place]
@@ -111,9 +111,9 @@ def matching(formulation: Formulation, wanted: Mapping[int, Cuts]) -> dict[int, 
             return tuple(cuts(layout, rank) for layout, rank in zip(layouts, ranks, strict=True))
 
         strategies = formulation.sites[nodes[op.name]].strategies
-        found[nodes[op.name]] = [s for s, strategy in enumerate(strategies) if cut(strategy) == operands]
-        assert found[nodes[op.name]], f"{op.name}: no strategy cuts {operands}"
-    return found
+        choices[nodes[op.name]] = [s for s, strategy in enumerate(strategies) if cut(strategy) == operands]
+        assert choices[nodes[op.name]], f"{op.name}: no strategy cuts {operands}"
+    return choices
 
 
 def communication(problem: Problem, allowed: Mapping[int, list[int]]) -> Problem:
@@ -131,22 +131,22 @@ def communication(problem: Problem, allowed: Mapping[int, list[int]]) -> Problem
 def test_derived_strategies_communicate_no_more_than_the_listed(case: Case) -> None:
     formulation = formulated(case)
     problem = formulation.problem
-    given = matching(formulation, case.given)
+    matches = matching(formulation, case.given)
     listed = communication(problem, matching(formulation, {**case.given, **case.derived}))
     at_most = portfolio.solve(listed)
-    pinned = {n: at_most.choice[n] for n in given}
-    found = propagation.propagate(problem, pinned)
-    assert all(found.choice[n] == s and found.decided[n] == "pinned" for n, s in pinned.items())
-    ours = objective(communication(problem, {}), found.choice)
+    pinned = {n: at_most.choice[n] for n in matches}
+    propagated = propagation.propagate(problem, pinned)
+    assert all(propagated.choice[n] == s and propagated.decided[n] == "pinned" for n, s in pinned.items())
+    ours = objective(communication(problem, {}), propagated.choice)
     assert ours <= at_most.objective * (1 + 1e-9) + 1e-12
 
 
 def test_two_pins_that_disagree_make_a_conflict() -> None:
     formulation = formulated(CASES[7])
-    given = matching(formulation, CASES[7].given)
-    found = propagation.propagate(formulation.problem, {n: some[0] for n, some in given.items()})
-    names = {formulation.sites[conflict.node].name for conflict in found.conflicts}
+    matches = matching(formulation, CASES[7].given)
+    propagated = propagation.propagate(formulation.problem, {n: some[0] for n, some in matches.items()})
+    names = {formulation.sites[conflict.node].name for conflict in propagated.conflicts}
     relu, add = formulation.graph.ops[0].name, formulation.graph.ops[3].name
     assert names & {relu, add}, "between two sqrt and square of different layouts, someone can't please both"
-    for conflict in found.conflicts:
-        assert conflict.taken == found.choice[conflict.node] and len(set(conflict.wanted)) > 1
+    for conflict in propagated.conflicts:
+        assert conflict.taken == propagated.choice[conflict.node] and len(set(conflict.wanted)) > 1

@@ -41,15 +41,15 @@ def plan(folder: Path, name: str) -> None:
 
 def lost(folder: Path) -> list[str]:
     """What mypy misses in the programs of a package."""
-    names = sorted(own for own in map(str, folder.rglob("*.py")) if "devices_" not in own.removeprefix(str(folder)))
+    names = sorted(path for path in map(str, folder.rglob("*.py")) if "devices_" not in path.removeprefix(str(folder)))
     flags = (
         "--check-untyped-defs --follow-imports=skip --ignore-missing-imports --implicit-reexport --cache-dir /dev/null"
     )
     command = [sys.executable, "-m", "mypy", *flags.split(), "--config-file=", *names]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode in (0, 1), done.stderr
-    found = re.findall(r"^(.* error: .*\[(.*)\])$", done.stdout, re.MULTILINE)
-    return [line for line, kind in found if kind in LOST and THERE not in line]
+    errors = re.findall(r"^(.* error: .*\[(.*)\])$", done.stdout, re.MULTILINE)
+    return [line for line, kind in errors if kind in LOST and THERE not in line]
 
 
 @pytest.mark.slow

@@ -19,10 +19,10 @@ from tests.slow import slow
 def test_the_graph_at_another_batch_is_the_one_captured_there(name: str) -> None:
     if missing_library(name):
         pytest.skip(f"{missing_library(name)} is not installed")
-    made, larger = (capture(NAMES[name], {"batch": batch}, "bf16-mixed") for batch in (4, 6))
+    smaller, larger = (capture(NAMES[name], {"batch": batch}, "bf16-mixed") for batch in (4, 6))
     samples = larger.tensor(larger.inputs[0]).shape[0]
-    assert dumps(rebatched(made, samples)) == dumps(larger)
-    assert dumps(rebatched(larger, made.tensor(made.inputs[0]).shape[0])) == dumps(made)
+    assert dumps(rebatched(smaller, samples)) == dumps(larger)
+    assert dumps(rebatched(larger, smaller.tensor(smaller.inputs[0]).shape[0])) == dumps(smaller)
 
 
 class Mixed(nn.Module):
@@ -94,8 +94,8 @@ def picking(batch: int = 4, count: int = 0) -> tuple[nn.Module, tuple[Tensor, Te
 
 
 def test_samples_that_are_picked_by_their_numbers_are_followed() -> None:
-    made, larger = (capture(f"{__name__}:picking", {"batch": batch}) for batch in (4, 6))
-    assert dumps(rebatched(made, 6)) == dumps(larger)
+    smaller, larger = (capture(f"{__name__}:picking", {"batch": batch}) for batch in (4, 6))
+    assert dumps(rebatched(smaller, 6)) == dumps(larger)
 
 
 def test_the_first_samples_are_not_all_of_them() -> None:
@@ -132,6 +132,6 @@ class Counted(nn.Module):
 def test_a_number_that_python_counted_is_told() -> None:
     """No rule says that it is the batch: without the model's code it stays, and the plan says so."""
     graph = capture_model(Counted(), (torch.randn(4, 3),))
-    (told,) = kept_counts(graph, 8)
-    assert "of 4 samples, planned with 8" in told and "these may be such: 4 of div at " in told and "2 of" not in told
+    (note,) = kept_counts(graph, 8)
+    assert "of 4 samples, planned with 8" in note and "these may be such: 4 of div at " in note and "2 of" not in note
     assert kept_counts(graph, 4) == []

@@ -134,9 +134,9 @@ def run(recipes: tuple[Recipe, ...], folder: Path, name: str = "initial") -> Mod
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("make", COMPUTED)
 def test_the_package_makes_the_very_numbers(make: Callable[[], Tensor], device: str, tmp_path: Path) -> None:
-    found = run(recipe_of(make, device), tmp_path).INITIAL["model.table"]()
+    table = run(recipe_of(make, device), tmp_path).INITIAL["model.table"]()
     expected = make()
-    assert found.dtype == expected.dtype and torch.equal(found, expected)
+    assert table.dtype == expected.dtype and torch.equal(table, expected)
 
 
 def test_a_copy_of_a_computed_tensor_is_the_tensor(tmp_path: Path) -> None:
@@ -214,8 +214,8 @@ def captured(model: nn.Module) -> Graph:
 def test_a_model_that_was_built_gives_its_numbers(tmp_path: Path) -> None:
     model = Tables()
     model.slope_1 += 0.5
-    made = run(captured(model).recipes, tmp_path).INITIAL
-    assert {name: make().tolist() for name, make in made.items()} == {
+    initial = run(captured(model).recipes, tmp_path).INITIAL
+    assert {name: make().tolist() for name, make in initial.items()} == {
         name: buffer.tolist() for name, buffer in model.named_buffers()
     }
 
@@ -249,8 +249,8 @@ def test_a_damaged_recipe_brings_no_code(call: RecipeCall) -> None:
 def test_names_that_are_no_names_make_a_file_that_parses(tmp_path: Path) -> None:
     call = RecipeCall("aten.zeros.default", ((2,),))
     paths = ['a".b', "class", "x\ny", "torch", "é\\", "class.class"]
-    made = run(tuple(Recipe((path,), (call,)) for path in paths), tmp_path)
-    assert list(made.INITIAL) == paths and all(make().tolist() == [0, 0] for make in made.INITIAL.values())
+    module = run(tuple(Recipe((path,), (call,)) for path in paths), tmp_path)
+    assert list(module.INITIAL) == paths and all(make().tolist() == [0, 0] for make in module.INITIAL.values())
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "swin", "gemma3", "dlrm_bags"])
@@ -260,12 +260,12 @@ def test_buffers_of_the_library_on_meta_are_those_of_a_real_build(name: str, tmp
         model, _ = load_model(NAMES[name], {})
     buffers = dict(model.named_buffers())
     stored = [Parameter(path, path, init=watcher.init_of(buffer)) for path, buffer in buffers.items()]
-    made = run(recipes_of(buffers, [], stored, watcher.calls), tmp_path, f"initial_{name}").INITIAL
+    initial = run(recipes_of(buffers, [], stored, watcher.calls), tmp_path, f"initial_{name}").INITIAL
     real, _ = load_model(NAMES[name], {}, device="cpu")
-    assert made.keys() <= {path for path, _ in real.named_buffers()} and made
+    assert initial.keys() <= {path for path, _ in real.named_buffers()} and initial
     for path, buffer in real.named_buffers():
-        if path in made:
-            assert torch.equal(made[path](), buffer), path
+        if path in initial:
+            assert torch.equal(initial[path](), buffer), path
         else:
             assert watcher.init_of(buffers[path]), path
 
@@ -280,19 +280,19 @@ class Seeded(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        own = torch.Generator().manual_seed(3)
-        self.weight = nn.Parameter(torch.randn(16, 8, generator=own))
-        self.start = nn.Parameter(torch.normal(0.0, 1.0, (8,), generator=own))
-        self.register_buffer("places", torch.randperm(8, generator=own))
-        self.register_buffer("low", torch.randint(2, 5, (8,), generator=own))
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(16, 8, generator=generator))
+        self.start = nn.Parameter(torch.normal(0.0, 1.0, (8,), generator=generator))
+        self.register_buffer("places", torch.randperm(8, generator=generator))
+        self.register_buffer("low", torch.randint(2, 5, (8,), generator=generator))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return ((x @ self.weight + self.start)[:, self.places] + self.low - y).square().mean()
 
 
 def test_draws_from_a_generator_of_their_own_are_made_without_it(tmp_path: Path) -> None:
-    own = torch.Generator().manual_seed(0)
-    graph = capture_model(Seeded(), (torch.randn(12, 16, generator=own), torch.rand(12, 8, generator=own)))
+    generator = torch.Generator().manual_seed(0)
+    graph = capture_model(Seeded(), (torch.randn(12, 16, generator=generator), torch.rand(12, 8, generator=generator)))
     assert [(r.tensor, r.low, r.high) for r in graph.input_ranges] == [("y", 0.0, 1.0)]
     targets = {call.target for recipe in graph.recipes for call in recipe.calls}
     assert targets and not [target for target in targets if "generator" in target], targets

@@ -162,9 +162,9 @@ def alive_after_forward(plan: Plan) -> int:
 
 @pytest.mark.slow
 def test_fewer_bytes_wait_for_backward() -> None:
-    found = {keep: alive_after_forward(planned("dp=1", False, StepPlan(recompute=policies(keep)))) for keep in
+    alive_bytes = {keep: alive_after_forward(planned("dp=1", False, StepPlan(recompute=policies(keep)))) for keep in
              ("all", "expensive", "input")}  # fmt: skip
-    assert found["input"] < 0.7 * found["expensive"] < 0.7 * found["all"], found
+    assert alive_bytes["input"] < 0.7 * alive_bytes["expensive"] < 0.7 * alive_bytes["all"], alive_bytes
 
 
 def test_no_collective_is_on_the_list_of_what_is_kept() -> None:
@@ -189,9 +189,9 @@ def test_a_weight_of_several_blocks_is_gathered_again_where_nothing_is_computed_
     graph = capture(f"{__file__}:build_shared", {})
     plan = sharded_plan(graph, Mesh.parse("dp=2"), "dp")
     program = lower(replace(plan, step=StepPlan(1, recompute=(BlockPolicy("layers.1", "input"),))), graph)
-    again = {i.op: i.again for i in program.instructions if isinstance(i, Compute) and i.op.startswith("linear")}
+    regathered = {i.op: i.again for i in program.instructions if isinstance(i, Compute) and i.op.startswith("linear")}
     shared = ("p_layers_0_shared_weight_1",)
-    assert again["linear_2"] == again["linear_3"] == () and again["linear_4"] == shared
+    assert regathered["linear_2"] == regathered["linear_3"] == () and regathered["linear_4"] == shared
 
 
 def test_the_generators_own_numbers_are_drawn_again() -> None:
@@ -219,5 +219,5 @@ def test_the_generators_own_numbers_are_drawn_again() -> None:
 
     expected = gradients("all", between=False)
     for keep in ("input", "expensive"):
-        found = gradients(keep, between=True)
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        grads = gradients(keep, between=True)
+        assert all(torch.equal(grads[name], value) for name, value in expected.items())

@@ -155,9 +155,9 @@ def run(case: Sequence[Any], prices: Any, patch: pytest.MonkeyPatch) -> tuple[li
     shape, devices, before, after = case[:4]
     mesh = mesh_of(devices)
     source, target = layout_of(before, mesh), layout_of(after, mesh)
-    found = path(source, target, Terms(shape, "float32", mesh, True, prices(mesh)))
-    got = received(found.steps, source, shape, mesh, patch)
-    return got, least(source, target, shape, mesh), [step.forward for step in found.steps]
+    route = path(source, target, Terms(shape, "float32", mesh, True, prices(mesh)))
+    got = received(route.steps, source, shape, mesh, patch)
+    return got, least(source, target, shape, mesh), [step.forward for step in route.steps]
 
 
 @pytest.mark.parametrize("prices", [on_links, by_bytes])

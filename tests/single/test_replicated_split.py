@@ -26,9 +26,10 @@ def test_weights_are_cast_and_used_as_they_are_stored_inside_a_replica() -> None
     rows = 0
     for split in splits:
         line = BlockLine(wide, short.line.blocks)
-        made, solution = replicated_split(line, short.graph, shortened(line), split, 32, True, hardware, 24)
+        formulation, solution = replicated_split(line, short.graph, shortened(line), split, 32, True, hardware, 24)
         chosen = {
-            site.name: (site.strategies or site.layouts)[s] for site, s in zip(made.sites, solution.choice, strict=True)
+            site.name: (site.strategies or site.layouts)[s]
+            for site, s in zip(formulation.sites, solution.choice, strict=True)
         }
         for op in wide.ops:
             if op.target == CAST and op.operands[0] in {p.tensor for p in wide.parameters}:

@@ -21,15 +21,15 @@ class Passed(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in (torch.ops.aten.neg.default, torch.ops.aten.cat.default):
-            tensors = [x for x in (*tree_leaves(args), *tree_leaves(made)) if isinstance(x, torch.Tensor)]
+            tensors = [x for x in (*tree_leaves(args), *tree_leaves(result)) if isinstance(x, torch.Tensor)]
             self.bytes += sum(x.numel() * x.element_size() for x in tensors)
         else:
             assert func in (torch.ops.aten.split.Tensor, torch.ops.aten.detach.default, torch.ops.aten.alias.default), (
                 func
             )
-        return made
+        return result
 
 
 def test_bytes_either_way() -> None:

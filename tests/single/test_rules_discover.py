@@ -88,12 +88,12 @@ def test_the_rules_of_the_table_are_found_again(one: OpCase) -> None:
     """At least what the table offers without a variant; a linear operand that it leaves out may be found besides."""
     text = discover(one)
     graph = one_op_graph(one)
-    again = replace(graph, discovered=((graph.ops[0].name, text),))
+    ruled = replace(graph, discovered=((graph.ops[0].name, text),))
     mesh = Mesh.parse("tp=2")
-    found = layouts(offered_by(graph, mesh, rule=text))
+    offered = layouts(offered_by(graph, mesh, rule=text))
     plain = tuple(s for s in derive(instance(graph, graph.ops[0]), (), mesh) if not s.variant)
-    assert plain and layouts(plain) <= found, text
-    assert again.rule_of == {"op": text}
+    assert plain and layouts(plain) <= offered, text
+    assert ruled.rule_of == {"op": text}
 
 
 @pytest.mark.parametrize("target", ["aten.nanmean", "aten.nansum"])
@@ -108,8 +108,8 @@ def register(name: str, run: Callable[[torch.Tensor], torch.Tensor]) -> Graph:
     def body(x: torch.Tensor) -> torch.Tensor:
         return run(x)
 
-    made = torch.library.custom_op(f"autoshard_test::{name}", body, mutates_args=())
-    made.register_fake(torch.empty_like)
+    custom_op = torch.library.custom_op(f"autoshard_test::{name}", body, mutates_args=())
+    custom_op.register_fake(torch.empty_like)
     model = torch.nn.Module()
     model.forward = lambda x: getattr(torch.ops.autoshard_test, name)(x)  # type: ignore[assignment]
     return capture_model(model, (torch.randn(12, 8),))
@@ -123,8 +123,8 @@ def test_what_is_linear_near_one_alone_is_not(name: str, tmp_path: Path) -> None
         "shifted": lambda x: (x + 100).relu() - 100,
         "cut_to_zero": lambda x: torch.where(x.abs() > 1e-5, x, 0.0),
     }
-    found, _ = with_discovered(register(name, runs[name]), tmp_path)
-    assert [text for _, text in found.discovered] == ["f0 f1 -> f0 f1"]
+    ruled, _ = with_discovered(register(name, runs[name]), tmp_path)
+    assert [text for _, text in ruled.discovered] == ["f0 f1 -> f0 f1"]
 
 
 def test_an_operator_that_nothing_recombines_is_named_in_a_warning(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_an_operator_that_ends_its_process_is_repeated_and_not_tried_again(tmp_p
 
     graph = register("fragile", fragile)
     for _ in range(2):
-        found, (warning,) = with_discovered(graph, tmp_path / "cache")
-        assert not found.discovered and "autoshard_test.fragile" in warning and "ended its process" in warning
+        ruled, (warning,) = with_discovered(graph, tmp_path / "cache")
+        assert not ruled.discovered and "autoshard_test.fragile" in warning and "ended its process" in warning
         (remembered,) = (tmp_path / "cache").iterdir()
         assert str(remembered) in warning  # the operator may be mended: that is what to remove
         assert calls.read_text().count("\n") == 4  # the whole three times, its first half
@@ -178,9 +178,9 @@ def test_an_operator_that_refuses_some_shapes_by_assertion_is_cut_where_it_does_
         assert x.shape[0] in (5, 10)  # the whole and its half, but no third
         return x * 2
 
-    found, warnings = with_discovered(register("careful", careful), tmp_path)
+    ruled, warnings = with_discovered(register("careful", careful), tmp_path)
     assert not warnings
-    ((_, text),) = found.discovered
+    ((_, text),) = ruled.discovered
     assert text == "x0_0 f0 -> y0_0 f0 | whole: x0_0 y0_0 | linear: 0"  # the second dim alone
 
 
@@ -234,10 +234,10 @@ def test_a_rule_that_names_a_small_size_is_looked_for_at_the_own_sizes(tmp_path:
     """12 and 4 are tried as 10 and 6: `(f0 6)` says nothing of 48 rows. What is too large to try is repeated."""
     graph = capture_model(Pairs(), (torch.randn(rows), torch.randn(4)), training=False)
     for _ in range(2):  # found, and remembered
-        found, warnings = with_discovered(graph, tmp_path)
-        check_rules(graph_json.loads(graph_json.dumps(found)))
-        assert instance(found, found.ops[0]).known is known and len(warnings) == (not known)
-        assert [text.partition(" |")[0] for _, text in found.discovered] == ["f0, x1_0 -> (f0 4) y0_1"][:known]
+        ruled, warnings = with_discovered(graph, tmp_path)
+        check_rules(graph_json.loads(graph_json.dumps(ruled)))
+        assert instance(ruled, ruled.ops[0]).known is known and len(warnings) == (not known)
+        assert [text.partition(" |")[0] for _, text in ruled.discovered] == ["f0, x1_0 -> (f0 4) y0_1"][:known]
 
 
 @pytest.mark.parametrize("text", ["a b -> b a", "a -> a"])
@@ -247,11 +247,11 @@ def test_an_overload_without_any_rule_is_repeated_and_read_back(
     """The table's rule contradicts the shapes, and no experiment finds another: the saved graph is not damaged."""
     graph = register("mixed", lambda x: x * x.norm())
     monkeypatch.setitem(OPERATORS, graph.ops[0].target, Operator(rule=text))
-    found, warnings = with_discovered(graph, tmp_path)
-    assert found.discovered == ((graph.ops[0].name, ""),) and len(warnings) == 1
-    again = graph_json.loads(graph_json.dumps(found))
-    check_rules(again)
-    assert not instance(again, again.ops[0]).known
+    ruled, warnings = with_discovered(graph, tmp_path)
+    assert ruled.discovered == ((graph.ops[0].name, ""),) and len(warnings) == 1
+    reread = graph_json.loads(graph_json.dumps(ruled))
+    check_rules(reread)
+    assert not instance(reread, reread.ops[0]).known
     with pytest.raises(GraphFault, match="contradict"):
         check_rules(graph)
 
@@ -277,9 +277,9 @@ def test_a_bias_of_one_number_is_no_linear_layer() -> None:
 def test_graphs_without_discovered_rules_are_written_as_before() -> None:
     graph = register("doubled", lambda x: x * 2)
     assert "discovered" not in json.loads(graph_json.dumps(graph))
-    found = replace(graph, discovered=((graph.ops[0].name, "a b -> a b"),))
-    assert graph_json.loads(graph_json.dumps(found)) == found
-    assert graph_json.graph_hash(found) != graph_json.graph_hash(graph)
+    ruled = replace(graph, discovered=((graph.ops[0].name, "a b -> a b"),))
+    assert graph_json.loads(graph_json.dumps(ruled)) == ruled
+    assert graph_json.graph_hash(ruled) != graph_json.graph_hash(graph)
 
 
 def test_a_custom_operator_plans_and_verifies(

@@ -53,14 +53,14 @@ def test_every_operator_has_a_rule_and_strategies(name: str, precision: str) -> 
 def test_every_strategy_of_the_models_is_right(name: str) -> None:
     graph = graph_of(name)
     mesh = Mesh.parse("dp=2,tp=2")
-    found = granularities(graph, mesh)
+    granular = granularities(graph, mesh)
     seen = set()
     for op in graph.ops:
-        key = (str(instance(graph, op)), found.refinements(op))
+        key = (str(instance(graph, op)), granular.refinements(op))
         if key in seen or not any(op.operands):
             continue
         seen.add(key)
         one = case_of(graph, op)
         if "random_" not in str(instance(graph, op)):
-            assert not list(failures(prove(one, mesh, refined=found.refinements(op)))), op.name
+            assert not list(failures(prove(one, mesh, refined=granular.refinements(op)))), op.name
     assert len(seen) >= 3

@@ -81,16 +81,16 @@ def products_in_backward(dropout: float, keep: str) -> tuple[int, Program]:
 def test_backward_runs_a_block_up_to_the_last_of_which_something_is_kept(dropout: float, blocks_products: int) -> None:
     """Without dropout nothing is kept behind the last product, which is then not run again."""
     usual, _ = products_in_backward(dropout, "all")
-    found, program = products_in_backward(dropout, "input")
+    products, program = products_in_backward(dropout, "input")
     graph, steps = capture(SPEC, {"dropout": dropout}), program.instructions
     counted = 0
     for path in repeated_blocks(graph):
-        own = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
-        run = run_again(steps, own, graph)
+        block = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
+        run = run_again(steps, block, graph)
         linear = [i for i in run if isinstance(step := steps[i], Compute) and "linear" in step.target]
         assert len(linear) == blocks_products and all(is_expensive(steps[i].target) for i in linear)
         counted += len(linear)
-    assert found - usual == counted
+    assert products - usual == counted
 
 
 SOME = "some: 0 attn.c_attn, attention attn, 2 mlp.c_fc"
@@ -100,18 +100,18 @@ SOME = "some: 0 attn.c_attn, attention attn, 2 mlp.c_fc"
 def test_results_are_kept_one_by_one() -> None:
     """Of four linear layers of a block two are run again, as the predicted seconds have it; the code says which."""
     usual, _ = products_in_backward(0.1, "all")
-    found, program = products_in_backward(0.1, SOME)
+    products, program = products_in_backward(0.1, SOME)
     steps, graph = program.instructions, capture(SPEC, {"dropout": 0.1})
     counted = 0
     for path in repeated_blocks(graph):
-        own = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
-        results = some_results(steps, own, graph, path)
+        block = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
+        results = some_results(steps, block, graph, path)
         assert list(results) == ["0 attn.c_attn", "attention attn", "1 attn.c_proj", "2 mlp.c_fc", "3 mlp.c_proj"]
-        kept = found_again(steps, own, SOME, graph, {})
-        assert kept == {i for name in results if name in SOME for i in results[name]}
-        again = [step for i in run_again(steps, own, graph) if i not in kept and isinstance(step := steps[i], Compute)]
-        counted += sum(is_expensive(step.target) for step in again)
-    assert found - usual == counted == 2 * 3
+        saved = found_again(steps, block, SOME, graph, {})
+        assert saved == {i for name in results if name in SOME for i in results[name]}
+        ran = [step for i in run_again(steps, block, graph) if i not in saved and isinstance(step := steps[i], Compute)]
+        counted += sum(is_expensive(step.target) for step in ran)
+    assert products - usual == counted == 2 * 3
     plan = replace(forced_plan(graph, Mesh.parse("dp=1"), lambda *_: True), step=program.step)
     text = emit(program, plan, graph)["model_parallel.py"]
     assert "            # kept: attn.c_attn, attn, mlp.c_fc" in text
@@ -130,29 +130,29 @@ class Kept(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def kept_by_torch(own: OpCase) -> list[Any]:
+def kept_by_torch(op_case: OpCase) -> list[Any]:
     """Of a call of an operator; weights of linear layers are trained."""
     draw = random.Random(0)
-    operands = [None if operand is None else sample(operand, draw) for operand in own.operands]
-    for weight in operands[1:2] if own.target in LINEAR else ():
+    operands = [None if operand is None else sample(operand, draw) for operand in op_case.operands]
+    for weight in operands[1:2] if op_case.target in LINEAR else ():
         assert weight is not None
         weight.requires_grad_()
-    with Kept() as kept:
-        call(own.target, operands, dict(own.attributes))
-    return kept.ran
+    with Kept() as recorder:
+        call(op_case.target, operands, dict(op_case.attributes))
+    return recorder.ran
 
 
 @pytest.mark.parametrize("target", sorted({case.target for case in ALL}))
 def test_what_torch_keeps_by_a_policy_is_what_is_counted_as_dear(target: str) -> None:
     """Over the table: of a linear layer one product, of attention other operators, and none of what is not dear."""
     counted = is_expensive(target) or target in WITH_PRODUCTS
-    for own in (own for own in ALL if own.target == target):
-        ran = kept_by_torch(own)
+    for op_case in (op_case for op_case in ALL if op_case.target == target):
+        ran = kept_by_torch(op_case)
         assert counted or not ran
         products = [func for func in ran if func in recompute.LINEAR]
         if target in LINEAR:
             assert len(products) == len(ran) == 1
-        first = own.operands[0] if own.operands else None
+        first = op_case.operands[0] if op_case.operands else None
         if target == "aten.scaled_dot_product_attention" and first is not None and len(first.shape) > 2:
             assert not products
 
@@ -162,25 +162,25 @@ def test_results_are_not_kept_one_by_one_where_the_code_would_count_wrong() -> N
     """A frozen weight may be a `bmm`; experts have products inside."""
     graph, steps = capture(SPEC, {"dropout": 0.1}), products_in_backward(0.1, "all")[1].instructions
     path = repeated_blocks(graph)[0]
-    own = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
+    block = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
     weight = next(op.operands[1] for op in graph.ops if op.module == f"{path}.mlp.c_fc")
     frozen = replace(
         graph, tensors=tuple(replace(t, requires_grad=t.requires_grad and t.name != weight) for t in graph.tensors)
     )
-    assert some_results(steps, own, graph, path) and not some_results(steps, own, frozen, path)
+    assert some_results(steps, block, graph, path) and not some_results(steps, block, frozen, path)
     mixture = capture(small("mixtral"), {})
     program = lower(forced_plan(mixture, Mesh.parse("dp=1"), lambda *_: True), mixture)
     path = next(path for path in repeated_blocks(mixture))
-    own = [i for i, step in enumerate(program.instructions) if step.module.startswith(f"{path}.")]
-    assert any(isinstance(step := program.instructions[i], Compute) and step.target in LINEAR for i in own)
-    assert not some_results(program.instructions, own, mixture, path)
+    block = [i for i, step in enumerate(program.instructions) if step.module.startswith(f"{path}.")]
+    assert any(isinstance(step := program.instructions[i], Compute) and step.target in LINEAR for i in block)
+    assert not some_results(program.instructions, block, mixture, path)
 
 
 @pytest.mark.parametrize("keep", quick_at([SOME, "some: 3 mlp.c_proj", "some: attention attn"], 2))
 def test_the_step_is_that_of_the_original(keep: str) -> None:
     graph = captured()
     policies = tuple(
-        BlockPolicy(path, own) for path, own in zip(repeated_blocks(graph), (keep, "input", keep), strict=True)
+        BlockPolicy(path, policy) for path, policy in zip(repeated_blocks(graph), (keep, "input", keep), strict=True)
     )
     plan = planned("tp=2", False, StepPlan(2, recompute=policies))
     proof = check_files(case(2), program := lower(plan, graph), emit(program, plan, graph))
@@ -196,10 +196,10 @@ def test_a_policy_that_names_nothing_is_refused() -> None:
 
 def test_bytes_between_forward_and_backward_are_those_predicted() -> None:
     """With dropout the CPU's attention is several operators: all keep the same of it."""
-    found, blocks = [], repeated_blocks(captured())
+    pairs, blocks = [], repeated_blocks(captured())
     for keep in ("expensive", SOME, "some: attention attn"):
         plan = planned("dp=1", False, StepPlan(recompute=tuple(BlockPolicy(path, keep) for path in blocks)))
         costs = step_costs(plan, lower(plan, captured()), captured(), load_hardware("a100-80g-sxm")).parts[0]
-        found.append((alive_after_forward(plan), costs.kept_bytes))
-    assert found[0][1] > found[1][1] > found[2][1]
-    assert [own[0] - found[2][0] for own in found] == [own[1] - found[2][1] for own in found]
+        pairs.append((alive_after_forward(plan), costs.kept_bytes))
+    assert pairs[0][1] > pairs[1][1] > pairs[2][1]
+    assert [pair[0] - pairs[2][0] for pair in pairs] == [pair[1] - pairs[2][1] for pair in pairs]

@@ -87,8 +87,8 @@ def test_cross_entropy_of_whole_classes_is_by_torch(reduction: str, weighted: bo
     expected = F.cross_entropy(whole, target, weight, **options)
     expected.sum().backward()
     results = run_lockstep({"r": 2}, work)
-    made = [y for y, *_ in results]
-    torch.testing.assert_close(torch.cat(made) if reduction == "none" else made[0] + made[1], expected.detach())
+    losses = [y for y, *_ in results]
+    torch.testing.assert_close(torch.cat(losses) if reduction == "none" else losses[0] + losses[1], expected.detach())
     torch.testing.assert_close(torch.cat([g for _, g, _ in results]), whole.grad)
     assert all("_CrossEntropy" not in name for *_, name in results)
 
@@ -209,10 +209,10 @@ def test_means(parts: int) -> None:
         return loss.detach(), first, mean.detach(), second, total.detach()
 
     columns = list(zip(*run_lockstep({"r": parts}, work), strict=True))
-    for found, expected in zip(columns[::2], (mse, x.mean(0), x.mean((0, 1), keepdim=True)), strict=True):
-        assert_means(list(found), expected, Layout.parse("P"), mesh)
-    for found, expected in zip(columns[1::2], (mse_gradient, mean_gradient), strict=True):
-        assert_means(list(found), expected, layout, mesh, gradient=True)
+    for column, expected in zip(columns[::2], (mse, x.mean(0), x.mean((0, 1), keepdim=True)), strict=True):
+        assert_means(list(column), expected, Layout.parse("P"), mesh)
+    for column, expected in zip(columns[1::2], (mse_gradient, mean_gradient), strict=True):
+        assert_means(list(column), expected, layout, mesh, gradient=True)
 
 
 # --- randomness ---
@@ -234,8 +234,8 @@ def test_dropout_masks_do_not_depend_on_the_mesh() -> None:
             local.random.seed, local.random.step = 3, 5
             return local.random.keep(17, shape, layout, 0.3)
 
-        for rank, found in enumerate(run_lockstep(dict(mesh.axes), work)):
-            assert torch.equal(found, part(keep, Layout.parse(layout), mesh, rank)), (text, layout, rank)
+        for rank, mask in enumerate(run_lockstep(dict(mesh.axes), work)):
+            assert torch.equal(mask, part(keep, Layout.parse(layout), mesh, rank)), (text, layout, rank)
 
 
 def test_dropout_masks_are_random() -> None:
@@ -262,8 +262,8 @@ def test_exact_dropout_and_its_gradient() -> None:
         assert mine.grad is not None
         return torch.stack([y.detach(), mine.grad])
 
-    found = torch.cat(run_lockstep({"a": 2}, work), -1)
-    assert torch.equal(found, torch.stack([x * keep * 2, keep * 2.0]))
+    result = torch.cat(run_lockstep({"a": 2}, work), -1)
+    assert torch.equal(result, torch.stack([x * keep * 2, keep * 2.0]))
 
 
 @pytest.mark.parametrize(("causal", "masked", "groups"), [(True, "", 1), (False, "bool", 2), (False, "add", 1)])
@@ -320,7 +320,7 @@ def test_keys_of_other_devices_are_gathered_for_backward_again(p: float) -> None
 def test_production_dropout_is_the_same_on_replicas_only_and_leaves_the_default_generator() -> None:
     def one(coordinates: tuple[int, int]) -> tuple[Tensor, Tensor, bool]:
         rank = coordinates[0] * 2 + coordinates[1]
-        found: list[tuple[Tensor, Tensor, bool]] = []
+        results: list[tuple[Tensor, Tensor, bool]] = []
 
         def work(local: ParallelMesh) -> None:
             if local.rank == rank:  # one at a time: the default generator belongs to the process
@@ -332,12 +332,12 @@ def test_production_dropout_is_the_same_on_replicas_only_and_leaves_the_default_
                 z = runtime.random_attention(
                     q, q, q, None, local.random, dropout_p=0.5, index=1, shape=(2, 2, 8, 4), layout="S0 R"
                 )
-                found.append((y, z, torch.equal(before, torch.get_rng_state())))
+                results.append((y, z, torch.equal(before, torch.get_rng_state())))
 
         run_lockstep({"a": 2, "b": 2}, work)
-        return found[0]
+        return results[0]
 
-    (a, b, kept), (c, d, _), (e, f, _) = one((0, 0)), one((0, 1)), one((1, 0))
-    assert kept
+    (a, b, untouched), (c, d, _), (e, f, _) = one((0, 0)), one((0, 1)), one((1, 0))
+    assert untouched
     assert torch.equal(a, c) and torch.equal(b, d)
     assert not torch.equal(a, e) and not torch.equal(b, f)

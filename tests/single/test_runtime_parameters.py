@@ -104,8 +104,8 @@ def test_initial_values_depend_on_seed_and_name_only(recipe: tuple[str | float, 
         return runtime.full_tensor(w)
 
     one = run_lockstep({"a": 1, "b": 1}, lambda mesh: work(mesh, "w", 0))[0]
-    for found in run_lockstep({"a": 2, "b": 3}, lambda mesh: work(mesh, "w", 0)):
-        assert torch.equal(one, found)
+    for values in run_lockstep({"a": 2, "b": 3}, lambda mesh: work(mesh, "w", 0)):
+        assert torch.equal(one, values)
     others = [run_lockstep({"a": 1, "b": 1}, lambda mesh, o=o: work(mesh, *o))[0] for o in (("v", 0), ("w", 1))]
     assert all(torch.equal(one, other) == (recipe[0] == "constant") for other in others)
     mean, spread = {"normal": (0.5, 0.1), "uniform": (0, 4 / 12**0.5), "constant": (1.5, 0)}.get(recipe[0], (0, 0.02))
@@ -241,7 +241,7 @@ def test_what_autograd_saves_decides_no_collective() -> None:
         runtime.assign(parameter, random(7, 6))
         axis, issued = mesh["a"], []
         gather = axis.transport.all_gather
-        axis.transport.all_gather = lambda *given: issued.append("all_gather") or gather(*given)  # type: ignore[func-returns-value,method-assign]
+        axis.transport.all_gather = lambda *args: issued.append("all_gather") or gather(*args)  # type: ignore[func-returns-value,method-assign]
         with runtime.regathering():
             weight = runtime.regather(runtime.local(parameter), axis, 0, size=7)
             used = weight if mesh.rank == 0 else weight.clone() if mesh.rank == 1 else weight.t().contiguous().t()
@@ -267,9 +267,9 @@ class Allocated(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor):
-                storage = made.untyped_storage()
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
                 self.storages[id(storage)] = weakref.ref(storage)
         return result
 
@@ -293,12 +293,12 @@ def test_bytes_alive_after_forward() -> None:
         loss.backward()
         return alive
 
-    kept = run_lockstep({"a": 4}, lambda mesh: work(mesh, gather_and_keep))
-    again = run_lockstep({"a": 4}, lambda mesh: work(mesh, runtime.regather))
+    gathered = run_lockstep({"a": 4}, lambda mesh: work(mesh, gather_and_keep))
+    regathered = run_lockstep({"a": 4}, lambda mesh: work(mesh, runtime.regather))
     weight_bytes, shard_bytes, activations_bytes = rows * columns * 8, rows * columns * 2, (rows + columns) * 2 * 8
     exchanged = run_lockstep({"a": 4}, lambda mesh: work(mesh, exchange_again))
-    assert exchanged == again == [shard_bytes + activations_bytes + 8] * 4
-    assert kept == [weight_bytes + shard_bytes + activations_bytes + 8] * 4
+    assert exchanged == regathered == [shard_bytes + activations_bytes + 8] * 4
+    assert gathered == [weight_bytes + shard_bytes + activations_bytes + 8] * 4
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -346,8 +346,8 @@ def test_an_error_between_leaves_the_gradients_of_earlier_batches() -> None:
 
 
 def test_blocks_are_compiled_by_the_backend_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "compile", lambda forward, **options: asked.append(options.get("backend")) or forward)
+    backends: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: backends.append(options.get("backend")) or forward)
     blocks = nn.Module()
     blocks.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    assert runtime.compile_blocks(blocks, "eager") == 2 and asked == ["eager"] * 2
+    assert runtime.compile_blocks(blocks, "eager") == 2 and backends == ["eager"] * 2

@@ -140,9 +140,9 @@ def price(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
 def test_random_paths(case: tuple[Layout, Layout, tuple[int, ...], Mesh], all_to_all: bool) -> None:
     """There is a way between any two layouts, and it does what it says."""
     source, target, shape, mesh = case
-    found = path(source, target, Terms(shape, "float64", mesh, True, price, all_to_all=all_to_all))
-    assert all_to_all or not {"all_to_all", "exchange"} & {x for s in found.steps for x in (s.forward, s.backward)}
-    check(found.steps, source, shape, mesh)
+    route = path(source, target, Terms(shape, "float64", mesh, True, price, all_to_all=all_to_all))
+    assert all_to_all or not {"all_to_all", "exchange"} & {x for s in route.steps for x in (s.forward, s.backward)}
+    check(route.steps, source, shape, mesh)
 
 
 @settings(max_examples=100)
@@ -163,8 +163,8 @@ def test_random_paths_reach_every_cell() -> None:
         ("S0 R", "S1/3 P", "R R+", "P P", "R S1"), ("R R", "S1 R+", "P P", "S0 S0")
     ):
         x, y = Layout.parse(source), Layout.parse(target)
-        found = path(x, y, Terms(shape, "float64", mesh, True, price))
-        seen |= {(kind(s.before[0]), kind(s.after[0])) for s in found.steps}
+        route = path(x, y, Terms(shape, "float64", mesh, True, price))
+        seen |= {(kind(s.before[0]), kind(s.after[0])) for s in route.steps}
     assert seen >= {("S", "S"), ("S", "R"), ("P", "S"), ("R", "S"), ("R", "P"), ("R", "R+"), ("R+", "R")}
 
 

@@ -40,9 +40,9 @@ WIDTH, WORDS, ROWS = 8, 11, 40
 class Small(nn.Module):
     """What it does with its sequences by the ways of these names, one block, and the loss of the next word."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, methods: str) -> None:
         super().__init__()
-        self.ways = [getattr(self, name) for name in way.split()]
+        self.ways = [getattr(self, name) for name in methods.split()]
         self.words, self.table = nn.Embedding(WORDS, WIDTH), nn.Embedding(ROWS, WIDTH)
         self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)
         self.register_buffer("mask", torch.ones(ROWS, ROWS, dtype=torch.bool).tril(), persistent=False)
@@ -51,8 +51,8 @@ class Small(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
         x = self.words(ids)
-        for way in self.ways:
-            x = way(x, torch.arange(ids.shape[1], device=ids.device))
+        for method in self.ways:
+            x = method(x, torch.arange(ids.shape[1], device=ids.device))
         x = x + F.scaled_dot_product_attention(x, self.layer(x), x, is_causal=True)
         loss: Tensor = F.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return loss
@@ -139,9 +139,9 @@ SPEC = f"{__file__}:small"
 
 
 @cache
-def asked(spec: str, way: str = "", sequence: int = 8) -> Graph:
-    given = {"sequence": sequence} | ({"way": way} if way else {})
-    return workflow.with_sizes_asked(workflow.read_graph(workflow.ModelRequest(spec, given)), spec, given)
+def asked(spec: str, methods: str = "", sequence: int = 8) -> Graph:
+    options = {"sequence": sequence} | ({"way": methods} if methods else {})
+    return workflow.with_sizes_asked(workflow.read_graph(workflow.ModelRequest(spec, options)), spec, options)
 
 
 def sequences(graph: Graph) -> FreeSize:
@@ -186,11 +186,11 @@ def test_a_sequence_cut_by_an_axis_and_another_batch() -> None:
 @pytest.mark.slow
 def test_what_follows_the_length() -> None:
     """Divisors, masks that are stored and computed, rotary tables, buckets of distances."""
-    way = "divided sliced_mask window rotary buckets"
-    graph = asked(SPEC, way)
+    methods = "divided sliced_mask window rotary buckets"
+    graph = asked(SPEC, methods)
     assert (sequences(graph).fixed, sequences(graph).least, sequences(graph).most) == ("", 3, ROWS)
     for length, batch in ((3, 4), (11, 6)):
-        check(SPEC, graph, "dp=2", "dp", {"way": way, "sequence": length, "batch": batch})
+        check(SPEC, graph, "dp=2", "dp", {"way": methods, "sequence": length, "batch": batch})
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def cuts_words(plan: Plan) -> bool:
 
 
 def test_stages_keep_both() -> None:
-    found = constants(asked(SPEC, "counted"), "dp=1", step=StepRequest(micro_batches=2, stages=2))
-    assert sorted(found["FIXED_SIZES"]) == ["batch", "sequence"]
+    values = constants(asked(SPEC, "counted"), "dp=1", step=StepRequest(micro_batches=2, stages=2))
+    assert sorted(values["FIXED_SIZES"]) == ["batch", "sequence"]
 
 
 def test_numbers_that_are_none_at_a_length_are_refused() -> None:

@@ -55,17 +55,17 @@ def made(**settings: Any) -> PlannedModel:
 
 @cache
 def files(micro_batches: int = 1) -> Mapping[str, str]:
-    own = made()
-    plan = replace(own.plan, step=replace(own.plan.step, micro_batches=micro_batches))
-    return emit(lower(plan, own.graph), plan, own.graph)
+    built = made()
+    plan = replace(built.plan, step=replace(built.plan.step, micro_batches=micro_batches))
+    return emit(lower(plan, built.graph), plan, built.graph)
 
 
 def proof(texts: Mapping[str, str], micro_batches: int = 1) -> Any:
-    own = made()
-    plan = replace(own.plan, step=replace(own.plan.step, micro_batches=micro_batches))
-    sizes = step_sizes(own.graph, plan.buckets)
-    case = make_case(plan.model, {}, own.graph, micro_batches=micro_batches, sizes=sizes)
-    return check_files(case, lower(plan, own.graph), texts)
+    built = made()
+    plan = replace(built.plan, step=replace(built.plan.step, micro_batches=micro_batches))
+    sizes = step_sizes(built.graph, plan.buckets)
+    case = make_case(plan.model, {}, built.graph, micro_batches=micro_batches, sizes=sizes)
+    return check_files(case, lower(plan, built.graph), texts)
 
 
 # --- search ---
@@ -74,7 +74,7 @@ def proof(texts: Mapping[str, str], micro_batches: int = 1) -> Any:
 @pytest.mark.slow
 def test_small_steps_have_strategies_of_their_own() -> None:
     plan = made().plan
-    assert [dict(own.most) for own in plan.buckets] == [{"batch": 64}]
+    assert [dict(bucket.most) for bucket in plan.buckets] == [{"batch": 64}]
     small, large = plan.at_sizes({"batch": 64}), plan.at_sizes({"batch": 68})
     assert small.ops != large.ops == plan.ops
     alone = made(buckets=1).plan
@@ -116,7 +116,7 @@ def test_the_best_chain_is_that_of_all_assignments() -> None:
         corners = draw.sample([(a, b) for a in range(1, 4) for b in range(1, 4)], count)
         points = [SizePoint((("a", a), ("b", b)), draw.random()) for a, b in corners]
         seconds = [tuple(draw.random() for _ in points) for _ in range(3)]
-        plans = [Sized(str(n), cast(Plan, _Step(n)), own) for n, own in enumerate(seconds)]
+        plans = [Sized(str(n), cast(Plan, _Step(n)), times) for n, times in enumerate(seconds)]
         options = object.__new__(_Options)
         options.asked = cast(Asked, SimpleNamespace(points=points))
         options.plans = options.largest = plans
@@ -125,33 +125,33 @@ def test_the_best_chain_is_that_of_all_assignments() -> None:
         for chain in _chains([point.sizes for point in points], most):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("autoshard.replay.size_buckets.replace", lambda plan, **_: plan)
-                found = options.taken(chain)
-            if found is not None:
-                costs.append(sum(p.weight * own for p, own in zip(points, found.seconds, strict=True)))
+                taken = options.taken(chain)
+            if taken is not None:
+                costs.append(sum(p.weight * value for p, value in zip(points, taken.seconds, strict=True)))
         best = _brute_force(points, seconds, most)
         assert min(costs, default=None) == (None if best is None else pytest.approx(best))
 
 
 def _brute_force(points: list[SizePoint], seconds: list[tuple[float, ...]], most: int) -> float | None:
-    found = []
+    totals = []
     for limited in range(1, most):  # buckets; steps of none of them are at the level above
         for level in itertools.product(range(limited + 1), repeat=len(points)):
             if not {*range(limited)} <= {*level}:
                 continue
             limits = []
-            for own in range(limited):
-                corners = [p.sizes for p, at in zip(points, level, strict=True) if at <= own]
+            for bucket in range(limited):
+                corners = [p.sizes for p, at in zip(points, level, strict=True) if at <= bucket]
                 limits.append([c for c in corners if all(within(dict(other), c) for other in corners)])
             chosen = all(limits) and all(
-                within(dict(p.sizes), limits[own][0]) == (at <= own)
-                for own in range(limited)
+                within(dict(p.sizes), limits[bucket][0]) == (at <= bucket)
+                for bucket in range(limited)
                 for p, at in zip(points, level, strict=True)
             )
             if chosen:
-                groups = [[n for n, at in enumerate(level) if at == own] for own in range(limited + 1)]
-                costs = [[sum(points[n].weight * own[n] for n in group) for own in seconds] for group in groups]
-                found.append(sum(map(min, costs)))
-    return min(found, default=None)
+                groups = [[n for n, at in enumerate(level) if at == bucket] for bucket in range(limited + 1)]
+                costs = [[sum(points[n].weight * times[n] for n in group) for times in seconds] for group in groups]
+                totals.append(sum(map(min, costs)))
+    return min(totals, default=None)
 
 
 # --- packages ---
@@ -161,8 +161,8 @@ def _brute_force(points: list[SizePoint], seconds: list[tuple[float, ...]], most
 def test_a_package_with_buckets_is_proved_in_each(micro_batches: int) -> None:
     texts = files(micro_batches)
     assert "all_reduce" not in texts["smaller_0.py"]
-    found = proof(texts, micro_batches)
-    assert found.passed, found.failure
+    result = proof(texts, micro_batches)
+    assert result.passed, result.failure
 
 
 def test_each_bucket_has_a_step_that_is_verified() -> None:
@@ -170,11 +170,11 @@ def test_each_bucket_has_a_step_that_is_verified() -> None:
     graph = capture(spec("words"), {}, dynamic=("batch=4..32/4,sequence=8..64/8",))
     boxes = ((8, 8), (8, 32), (16, 32))
     buckets = [SizeBucket((("batch", rows), ("sequence", length)), (), ()) for rows, length in boxes]
-    found = {
-        next((number for number, own in enumerate(buckets) if own.holds(sizes)), -1)
+    used = {
+        next((number for number, bucket in enumerate(buckets) if bucket.holds(sizes)), -1)
         for sizes in step_sizes(graph, buckets)
     }
-    assert found == {-1, 0, 1, 2}
+    assert used == {-1, 0, 1, 2}
 
 
 def test_a_file_of_a_bucket_says_no_figure_of_another_step() -> None:
@@ -214,8 +214,8 @@ def test_the_parameters_of_a_bucket_are_the_models_own(tmp_path: Path) -> None:
         pairs = zip(model.parameters(), small.parameters(), strict=True)
         return list(model.state_dict()), all(one is other for one, other in pairs)
 
-    for found, same in run_lockstep({"dp": 4}, names, 60.0, package.runtime.ParallelMesh):
-        assert same and len(found) == len({*found}) == len(made().graph.parameters)
+    for state_names, same in run_lockstep({"dp": 4}, names, 60.0, package.runtime.ParallelMesh):
+        assert same and len(state_names) == len({*state_names}) == len(made().graph.parameters)
 
 
 # --- files ---

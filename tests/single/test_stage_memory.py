@@ -60,9 +60,9 @@ class Watched:
         return arrive
 
     def count(self) -> None:
-        self.most |= Counter(width for width, own in self.received if own() is not None)
-        every = [*(own for _, own in self.received), *self.sent]
-        self.together = max(self.together, len({id(own) for own in (one() for one in every) if own}))
+        self.most |= Counter(width for width, ref in self.received if ref() is not None)
+        every = [*(ref for _, ref in self.received), *self.sent]
+        self.together = max(self.together, len({id(buffer) for buffer in (one() for one in every) if buffer}))
 
 
 class Counting(torch.autograd.Function):
@@ -107,7 +107,7 @@ def ran(
     """Two steps on each rank; connections are opened before, as on a GPU. `skips`: pairs of parts."""
     count = STAGES * chunks
     sources = [[(n - 1, 0)] * (n > 0) + [(maker, 0) for maker, reader in skips if reader == n] for n in range(count)]
-    handed = [[Handed((1, width(maker)), torch.float64, "R", True) for maker, _ in own] for own in sources]
+    handed = [[Handed((1, width(maker)), torch.float64, "R", True) for maker, _ in reads] for reads in sources]
     slots = " ".join(map(str, chain_order(schedule, STAGES, MICRO_BATCHES, chunks)))
 
     def work(mesh: ParallelMesh) -> tuple[Watched, dict[int, list[Tensor]]]:
@@ -124,7 +124,7 @@ def ran(
             model.watched = watched
         for _ in range(2):
             runs.run([[x] for x in batch()], [])
-        left = [own for _, own in watched.received if own() is not None]
+        left = [ref for _, ref in watched.received if ref() is not None]
         assert not left
         gradients = {n: [p.grad for p in model.parameters() if p.grad is not None]
                      for n, model in zip(mesh.stages.parts, models, strict=True)}  # fmt: skip
@@ -147,12 +147,12 @@ def alone(chunks: int) -> Sequence[Sequence[Tensor]]:
 def test_a_stage_receives_no_earlier_than_is_predicted(schedule: str, chunks: int) -> None:
     predicted = receive_buffers(schedule, STAGES, MICRO_BATCHES, chunks)
     for watched, gradients in ran(schedule, chunks):
-        for part, own in gradients.items():
-            assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(own, alone(chunks)[part], strict=True))
-            found = ReceiveBuffers(watched.most[width(part - 1)] if part else 0, watched.most[width(part)])
-            assert found.inputs == predicted[part].inputs
+        for part, grads in gradients.items():
+            assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(grads, alone(chunks)[part], strict=True))
+            buffers = ReceiveBuffers(watched.most[width(part - 1)] if part else 0, watched.most[width(part)])
+            assert buffers.inputs == predicted[part].inputs
             slack = 2 if schedule == "interleaved" else 0
-            assert predicted[part].gradients - slack <= found.gradients <= predicted[part].gradients
+            assert predicted[part].gradients - slack <= buffers.gradients <= predicted[part].gradients
 
 
 def predicted_peaks(schedule: str, chunks: int, skips: Sequence[PartMessage] = ()) -> tuple[float, ...]:
@@ -179,7 +179,7 @@ def test_a_stage_holds_no_more_than_is_predicted(schedule: str, chunks: int) -> 
 def test_what_skips_stages_has_the_room_that_is_predicted(
     schedule: str, chunks: int, skips: list[tuple[int, int]]
 ) -> None:
-    peaks = predicted_peaks(schedule, chunks, [PartMessage(*own, 0.0, 1.0) for own in skips])
+    peaks = predicted_peaks(schedule, chunks, [PartMessage(*skip, 0.0, 1.0) for skip in skips])
     for (watched, _), peak in zip(ran(schedule, chunks, skips), peaks, strict=True):
         assert watched.together <= peak
         if schedule == "1f1b":

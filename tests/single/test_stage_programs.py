@@ -74,9 +74,9 @@ class Run:
     def number(self, what: Any) -> int:
         return self.numbers.setdefault(what, len(self.numbers))
 
-    def run(self, program: Program, given: dict[str, int]) -> tuple[dict[str, int], set[int]]:
+    def run(self, program: Program, inputs: dict[str, int]) -> tuple[dict[str, int], set[int]]:
         """Its values, given those of its inputs; and what ran. Stored values are their own names."""
-        known = dict(given)
+        known = dict(inputs)
         known |= {p.value: self.number(("stored", p.path)) for p in (*program.parameters, *program.buffers)}
         ran = set()
         for step in program.instructions:
@@ -112,9 +112,9 @@ def test_the_parts_in_a_row_are_the_program(name: str, seed: int) -> None:
     updates = {}
     for part in parts:
         assert set(handed_to(part, whole)) <= set(handed)
-        own, _ = run.run(part, {**handed, **{n: inputs[n] for n in part.inputs if n in inputs}})
-        handed |= {value: own[value] for value in part.outputs}
-        updates |= {buffer: own[new] for buffer, new in part.buffer_updates}
+        values, _ = run.run(part, {**handed, **{n: inputs[n] for n in part.inputs if n in inputs}})
+        handed |= {value: values[value] for value in part.outputs}
+        updates |= {buffer: values[new] for buffer, new in part.buffer_updates}
         read |= {*handed_to(part, whole)}
     assert handed == {value: known[value] for value in (*read, whole.loss or "")}
     assert updates == {buffer: known[new] for buffer, new in whole.buffer_updates}
@@ -141,8 +141,8 @@ def test_every_gradient_is_reduced_where_its_parameter_is() -> None:
     once = {path for bucket in whole.gradient_buckets for path in bucket.parameters}
     for part in parts:
         held = {p.path for p in part.parameters}
-        own = [path for bucket in part.gradient_buckets for path in bucket.parameters]
-        assert sorted(own) == sorted(once & held)
+        reduced = [path for bucket in part.gradient_buckets for path in bucket.parameters]
+        assert sorted(reduced) == sorted(once & held)
         assert all(0 <= bucket.after < len(part.instructions) for bucket in part.gradient_buckets)
 
 

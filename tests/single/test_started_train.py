@@ -105,9 +105,9 @@ class Empties(nn.Module):
         self.register_buffer("seen", torch.zeros(6, 0))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        own = torch.cat((self.a(x).relu(), self.none), 0)
+        out = torch.cat((self.a(x).relu(), self.none), 0)
         return (
-            F.mse_loss(own, y) + self.seen.sum() + (self.a.weight @ self.seen.new_zeros(8, 0)).sum() + self.wide.sum()
+            F.mse_loss(out, y) + self.seen.sum() + (self.a.weight @ self.seen.new_zeros(8, 0)).sum() + self.wide.sum()
         )
 
 

@@ -130,24 +130,26 @@ def test_a_strategy_of_a_replica_stays_where_one_of_the_whole_mesh_keeps_the_pin
     replicas, inner = whole.sizes[0], Mesh(whole.axes[1:])
     small, wide = rebatched(short, 2), rebatched(short, 2 * replicas)
     batch = batch_dims(short) if replicas > 1 else {}
-    own, around = step_pins(gpt2(3), pins), PlanningContext(wide, whole, hardware())
+    read_pins, around = step_pins(gpt2(3), pins), PlanningContext(wide, whole, hardware())
     try:
-        left = dict(own.left(replace(around, graph=small, mesh=inner), around, batch, False).ops)
+        left = dict(read_pins.left(replace(around, graph=small, mesh=inner), around, batch, False).ops)
     except PinRefused:
         left = {}
     try:
-        fixed = pinned(formulate(around), own.on(whole)).formulation
+        fixed = pinned(formulate(around), read_pins.on(whole)).formulation
     except UsageError:
         assert not left
         return
     inside = formulate(PlanningContext(small, inner, hardware()))
-    found = {}
+    expected = {}
     for site, there in zip(inside.sites, fixed.sites, strict=True):
-        if ("op", site.name) in own.everything:
+        if ("op", site.name) in read_pins.everything:
             op = wide.by_op[site.name]
-            kept = [s for s in there.strategies if replicas == 1 or in_space(op, s, batch)]
-            found[site.name] = {s for s in site.strategies if any(inner.size == 1 or same_inside(f, s) for f in kept)}
-    assert left == found or (not left and not all(found.values()))
+            allowed = [s for s in there.strategies if replicas == 1 or in_space(op, s, batch)]
+            expected[site.name] = {
+                s for s in site.strategies if any(inner.size == 1 or same_inside(f, s) for f in allowed)
+            }
+    assert left == expected or (not left and not all(expected.values()))
 
 
 def own_op(graph: Graph, module: str) -> Op:
@@ -167,25 +169,25 @@ def does(plan: Plan, graph: Graph, module: str, axis: str, dim: int) -> bool:
 def test_the_searched_step_is_the_best_of_all_that_keep_the_pin(pin: str) -> None:
     """Every outer choice on which the pin can be kept, every split, every cut and every point simulated."""
     graph = gpt2(3)
-    own = space(graph, 4, 8, stages=(1, 2), tensor=(1, 2), micro_batch=(2,), zero=(0, 1))
+    step_space = space(graph, 4, 8, stages=(1, 2), tensor=(1, 2), micro_batch=(2,), zero=(0, 1))
     pins = step_pins(graph, (pin,))
     line = block_line(graph, pins.marks(graph))
-    found = joint_search(graph, hardware(), own, 1e15, pins=pins)
-    free = joint_search(graph, hardware(), own, 1e15)
-    choices = list(parallel_configs(own, hardware()))
+    result = joint_search(graph, hardware(), step_space, 1e15, pins=pins)
+    free = joint_search(graph, hardware(), step_space, 1e15)
+    choices = list(parallel_configs(step_space, hardware()))
     store, numbers = (
         FrontStore(line, hardware(), pins, replicas=measured_replicas(choices)),
         [b.kind for b in line.blocks],
     )
-    kept = [choice for choice in choices if choice.tensor == 2 and ("((" not in pin or choice.replicas == 2)]
+    possible = [choice for choice in choices if choice.tensor == 2 and ("((" not in pin or choice.replicas == 2)]
     for choice in choices:
-        if choice not in kept:
+        if choice not in possible:
             with pytest.raises(PinRefused):
                 store.splits(choice)
     named = {block.kind for block in line.blocks if block.module}
-    keeps = tuple(own.keeps if kind in named else ("all",) for kind in range(max(numbers) + 1))
+    keeps = tuple(step_space.keeps if kind in named else ("all",) for kind in range(max(numbers) + 1))
     best = math.inf
-    for choice in kept:
+    for choice in possible:
         for split in store.splits(choice):
             for layer in range(3) if pin == ALL else (1,):
                 module = f"transformer.h.{layer}.mlp.{'c_proj' if '((' in pin else 'c_fc'}"
@@ -197,11 +199,11 @@ def test_the_searched_step_is_the_best_of_all_that_keep_the_pin(pin: str) -> Non
             problem = StepProblem(choice, tuple(numbers), split.costs, keeps, hardware(), 1e15, None, sharded)
             steps = (simulate_step(problem.step_costs(plan)) for plan in every_plan(problem.stage_problem))
             best = min(best, min(step.step_seconds for step in steps))
-    assert best * (1 - 1e-9) <= found.best.seconds <= 1.005 * best
-    assert found.bound <= best * (1 + 1e-9)
-    assert free.best.seconds < found.best.seconds and found.pins.texts == (pin,)
-    left_out = {reason: count for reason, count in found.undivided if pin in reason}
-    assert sum(left_out.values()) == len(choices) - len(kept) and len(left_out) == 1
+    assert best * (1 - 1e-9) <= result.best.seconds <= 1.005 * best
+    assert result.bound <= best * (1 + 1e-9)
+    assert free.best.seconds < result.best.seconds and result.pins.texts == (pin,)
+    left_out = {reason: count for reason, count in result.undivided if pin in reason}
+    assert sum(left_out.values()) == len(choices) - len(possible) and len(left_out) == 1
 
 
 def cuts(plan: Plan, graph: Graph, module: str) -> tuple[Any, ...]:
@@ -230,7 +232,7 @@ def test_how_a_weight_is_stored() -> None:
     weight = "transformer.h.1.mlp.c_fc.weight"
 
     def stored(plan: Plan, path: str = weight) -> str:
-        return next(str(own.layout) for own in plan.parameters if own.path == path)
+        return next(str(parameter.layout) for parameter in plan.parameters if parameter.path == path)
 
     result, _, plan = found(f"{weight}=Shard(1)@dp", zero="0,1,3", micro_batch=1)
     assert result.best.problem.choice.zero and stored(plan).startswith("S1")
@@ -260,8 +262,8 @@ def test_the_rest_and_the_choices_outside_are_searched_under_the_pins() -> None:
     assert str(chosen_strategies(plan, graph)[table.name].results[0].placements[1]) == "P"
     (head,) = [op for op in graph.ops if op.module == "lm_head" and op.target == "aten.linear"]
     assert str(chosen_strategies(plan, graph)[head.name].results[0].placements[1]) == "S2"
-    deciders = {own.op: own.decided_by for own in plan.ops}
-    assert [own for own, by in deciders.items() if by == "pin"] == [
+    deciders = {plan_op.op: plan_op.decided_by for plan_op in plan.ops}
+    assert [name for name, by in deciders.items() if by == "pin"] == [
         op.name for op in graph.ops if op.module in ("lm_head", "transformer.wte")
     ]
     assert plan.search.pins == pins and "--pin lm_head=Shard(2)@tp" in command(plan).replace("'", "")
@@ -271,8 +273,10 @@ def test_the_rest_and_the_choices_outside_are_searched_under_the_pins() -> None:
 def test_every_level_keeps_the_pins() -> None:
     for level in (0, 1):
         result = searched_step(tiny(), hardware(), replace(asked(ONE, stages="1,2"), level=level))
-        for own in (result.best, *result.others):
-            assert own.split is not None and does(own.split.plan, own.split.graph, "transformer.h.1.mlp.c_fc", "tp", 2)
+        for candidate in (result.best, *result.others):
+            assert candidate.split is not None and does(
+                candidate.split.plan, candidate.split.graph, "transformer.h.1.mlp.c_fc", "tp", 2
+            )
 
 
 @pytest.mark.slow
@@ -280,8 +284,8 @@ def test_blocks_of_other_strategies_cost_what_their_program_takes() -> None:
     """The layer behind the pinned one takes in what that gives."""
     graph = wide()
     pin = "transformer.h.1.mlp.c_proj=Shard(1)@tp"
-    own = space(graph, 4, 16, micro_batch=(2,), stages=(1,), tensor=(2,), zero=(0, 3), keeps=("all",))
-    result = joint_search(graph, hardware(), own, 8e10, pins=step_pins(graph, (pin,)))
+    step_space = space(graph, 4, 16, micro_batch=(2,), stages=(1,), tensor=(2,), zero=(0, 3), keeps=("all",))
+    result = joint_search(graph, hardware(), step_space, 8e10, pins=step_pins(graph, (pin,)))
     for each in (result.best, *result.others):
         _, plan = joint_plan(replace(result, best=each), hardware(), Origin("gpt2"))
         assert step_seconds(plan) == pytest.approx(each.seconds, rel=0.04)
@@ -297,8 +301,8 @@ def test_styles_hold_in_every_split(style: str) -> None:
     pin = "transformer.h.1.mlp.c_fc=Shard(0)@tp"
     for pins in ((), (pin,)) if "t" in style else ((),):
         result = searched_step(tiny(), hardware(), replace(asked(*pins, **few), strategy=style))
-        for own in (result.best, *result.others):
-            choice, split = own.problem.choice, own.split
+        for candidate in (result.best, *result.others):
+            choice, split = candidate.problem.choice, candidate.split
             assert split is not None and choice.zero == zero and (choice.tensor == 1 or "t" in style)
             if choice.tensor == 1:
                 continue
@@ -321,7 +325,7 @@ def test_a_style_that_stores_weights_otherwise_than_asked_is_refused() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_exchanged_where_that_is_forbidden(tmp_path: Path) -> None:
-    out, again = tmp_path / "out", tmp_path / "again"
+    out, replanned = tmp_path / "out", tmp_path / "again"
     said = ["plan", str(GPT2), "--with", "n_layer=2", "n_embd=64", "n_head=4", "sequence=32", "vocabulary=96"]
     said += [
         "--devices",
@@ -339,10 +343,10 @@ def test_nothing_is_exchanged_where_that_is_forbidden(tmp_path: Path) -> None:
     assert main([*said, "--out", str(out)]) == 0
     plan = load(out / "plan.json")
     steps = [step for move in plan.redistributions for step in move.steps]
-    assert steps and not {"exchange", "all_to_all"} & {own for step in steps for own in (step.forward, step.backward)}
+    assert steps and not {"exchange", "all_to_all"} & {kind for step in steps for kind in (step.forward, step.backward)}
     assert "--no-all-to-all" in command(plan) and "--strategy fsdp-tp" in command(plan)
-    assert main([*shlex.split(command(plan))[1:], "--out", str(again)]) == 0
-    other = load(again / "plan.json")
+    assert main([*shlex.split(command(plan))[1:], "--out", str(replanned)]) == 0
+    other = load(replanned / "plan.json")
     assert (other.ops, other.parameters, other.step) == (plan.ops, plan.parameters, plan.step)
 
 
@@ -425,18 +429,18 @@ def test_the_package_of_a_pinned_step_is_verified(model: str, more: list[str], t
     file.write_text(f'"{second}.*" = "Replicate@tp"\n', encoding="utf-8")
     said = ["plan", model, "--with", "layers=4", "--devices", "4", "--global-batch", "16", "--micro-batch", "2"]
     said += ["--hardware", "a100-80g-sxm", *more, "--recompute", "none", "--zero", "0,3"]
-    out, again = tmp_path / "out", tmp_path / "again"
+    out, replanned = tmp_path / "out", tmp_path / "again"
     assert main([*said, "--pin", f"{first}=Shard(2)@tp", "--pins", str(file), "--out", str(out)]) == 0
     plan = load(out / "plan.json")
     graph = graph_json.loads((out / "graph.json").read_text())
     assert does(plan, graph, first, "tp", 2) and plan.mesh.axis_size("tp") > 1
     chosen = chosen_strategies(plan, graph)
     fixed = constants(graph)
-    own = [op for op in graph.ops if op.module.startswith(f"{second}.") and not fixed.issuperset(op.results)]
-    inside = [chosen[op.name].results[0] for op in own]
+    second_ops = [op for op in graph.ops if op.module.startswith(f"{second}.") and not fixed.issuperset(op.results)]
+    inside = [chosen[op.name].results[0] for op in second_ops]
     assert inside and all(layout.placements[-1] == REPLICATE for layout in inside)
-    assert main([*shlex.split(command(plan))[1:], "--out", str(again)]) == 0
-    other = load(again / "plan.json")
+    assert main([*shlex.split(command(plan))[1:], "--out", str(replanned)]) == 0
+    other = load(replanned / "plan.json")
     assert (other.ops, other.parameters, other.step) == (plan.ops, plan.parameters, plan.step)
     proof = verify_package(out, backend="gloo" if "2" in more else "lockstep")
     assert proof.passed and not proof.reduced, proof.failure

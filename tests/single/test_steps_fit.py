@@ -29,11 +29,11 @@ def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: i
     free = planned_step(model, hardware(), wanted).found
     limit = free.best.peak_bytes
     assert free.best.program_bytes > limit, "this model's blocks count no less"
-    made = planned_step(model, hardware(), replace(wanted, memory_limit_bytes=limit))
-    assert made.found.best.program_bytes <= limit == made.plan.plan.capacity_bytes
-    assert made.found.best.problem.capacity_bytes < limit
-    assert made.found.bound == pytest.approx(free.bound), "the bound is of the limit"
-    assert "searched within" in " ".join(made.plan.plan.search.step_messages)
+    answer = planned_step(model, hardware(), replace(wanted, memory_limit_bytes=limit))
+    assert answer.found.best.program_bytes <= limit == answer.plan.plan.capacity_bytes
+    assert answer.found.best.problem.capacity_bytes < limit
+    assert answer.found.bound == pytest.approx(free.bound), "the bound is of the limit"
+    assert "searched within" in " ".join(answer.plan.plan.search.step_messages)
     with pytest.raises(InfeasibleError, match="no plan was found whose step fits in") as caught:
         least = planned_step(model, hardware(), replace(wanted, level=1)).found.best
         planned_step(model, hardware(), replace(wanted, memory_limit_bytes=least.peak_bytes))
@@ -49,18 +49,18 @@ def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies
     model = verbs.capture(str(GPT2), arguments=sizes)
     split: list[tuple[str, int]] = []
 
-    def counted(graph: Graph, mesh: Mesh, *rest: Any) -> Any:
+    def counted(graph: Graph, mesh: Mesh, *args: Any) -> Any:
         split.append((str(mesh), batch_size(graph)))
-        return block_splits(graph, mesh, *rest)
+        return block_splits(graph, mesh, *args)
 
     monkeypatch.setattr("autoshard.whole_step_search.front_store.block_splits", counted)
     wanted = SearchRequest(devices=2, step=StepRequest(global_batch=8))
     free = planned_step(model, hardware(), wanted).found.best
     once = len(split)
     tight = replace(wanted, memory_limit_bytes=0.85 * free.program_bytes)
-    made = planned_step(model, hardware(), tight).found
-    assert made.best.program_bytes <= 0.85 * free.program_bytes
-    assert made.best.problem.capacity_bytes < 0.85 * free.program_bytes, "one search is enough"
+    result = planned_step(model, hardware(), tight).found
+    assert result.best.program_bytes <= 0.85 * free.program_bytes
+    assert result.best.problem.capacity_bytes < 0.85 * free.program_bytes, "one search is enough"
     assert len(split) == 2 * once
     monkeypatch.setattr("autoshard.api.step_answer.ROUGHLY", 1.0)
-    assert made.best.program_seconds < planned_step(model, hardware(), tight).found.best.program_seconds
+    assert result.best.program_seconds < planned_step(model, hardware(), tight).found.best.program_seconds

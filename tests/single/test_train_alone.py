@@ -150,8 +150,8 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
     model, _ = load_model(MODEL, {}, "cpu")
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     data = f"{folder.parent / 'data.py'}:make"
-    given = ("--steps", 1, "--lr", 0, "--data", data, "--weights", tmp_path / "weights.pt")
-    said = start(*given, "--save", tmp_path / "saved")[1]
+    options = ("--steps", 1, "--lr", 0, "--data", data, "--weights", tmp_path / "weights.pt")
+    said = start(*options, "--save", tmp_path / "saved")[1]
     batch = torch.zeros(4, 6, dtype=torch.int64)
     assert float(steps(said)[1][0]) == pytest.approx(float(model(batch, batch).detach()), abs=2e-6)
 
@@ -159,9 +159,9 @@ def test_weights_of_the_original_give_its_loss_and_come_back(
 
     for name in ("back.pt", "back.safetensors"):
         convert.to_original(tmp_path / "saved" / "step-1", tmp_path / name)
-        found = convert.read_state_dict(tmp_path / name)
-        assert found.keys() == model.state_dict().keys()
-        assert all(torch.equal(found[key], value) for key, value in model.state_dict().items())
+        weights = convert.read_state_dict(tmp_path / name)
+        assert weights.keys() == model.state_dict().keys()
+        assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
     for _ in range(2):  # the second replaces the first
         assert convert.to_sharded(tmp_path / "weights.pt", str(tmp_path / "sharded")) == []
     resumed = start("--steps", 1, "--lr", 0, "--data", data, "--resume", tmp_path / "sharded")[1]
@@ -189,8 +189,8 @@ def test_only_a_buffer_that_no_state_dict_holds_is_made_anew(whole_package: Load
         model.register_buffer(name, held, persistent=saved)
         whole_package.runtime.assign(held, torch.full((3,), 5.0))
     start_state.fill_unsaved(model, {}, 0)
-    found = {name: whole_package.runtime.local(held).tolist() for name, held in model.named_buffers()}
-    assert found == {"saved": [5.0] * 3, "unsaved": [1.0] * 3}
+    buffers = {name: whole_package.runtime.local(held).tolist() for name, held in model.named_buffers()}
+    assert buffers == {"saved": [5.0] * 3, "unsaved": [1.0] * 3}
 
 
 def test_weights_as_training_scripts_save_them_are_found_or_the_message_says_what_is_there(
@@ -217,9 +217,9 @@ def test_batches_are_checked(package: LoadedPackage, start: Start) -> None:
     whole = train.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
     ids = torch.randint(0, 11, (4, 6), dtype=torch.int32)
     checked = package.batches.checked
-    found = checked({"labels": ids + 1, "ids": ids}, whole)
-    assert torch.equal(found[0], ids.long()) and torch.equal(found[1], ids.long() + 1)
-    assert found[0].dtype == torch.int64
+    inputs = checked({"labels": ids + 1, "ids": ids}, whole)
+    assert torch.equal(inputs[0], ids.long()) and torch.equal(inputs[1], ids.long() + 1)
+    assert inputs[0].dtype == torch.int64
     assert torch.equal(checked([ids, ids + 1], whole)[1], ids.long() + 1)
     for batch, words in (
         ({"ids": ids}, "the batch lacks labels: it has ids"),
@@ -262,7 +262,7 @@ def test_matrices_decay_and_norms_do_not(package: LoadedPackage, start: Start) -
     mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
     groups = package.train.make_optimizer(package.model.build_model(mesh), weight_decay=0.3).param_groups
     shapes = [[len(package.runtime.sharding(p).shape) for p in group["params"]] for group in groups]
-    assert [set(own) for own in shapes] == [{2}, {1}] and [g["weight_decay"] for g in groups] == [0.3, 0.0]
+    assert [set(dims) for dims in shapes] == [{2}, {1}] and [g["weight_decay"] for g in groups] == [0.3, 0.0]
     plain = steps(start("--steps", 2, "--lr", 0.1)[1])
     decayed = steps(start("--steps", 2, "--lr", 0.1, "--weight-decay", 9)[1])
     assert plain[1] == decayed[1] and plain[2] != decayed[2]
@@ -273,9 +273,9 @@ def test_a_weight_decay_that_is_asked_for_holds_after_resuming(start: Start, tmp
     options = ("--steps", 2, "--lr", 0.1)
     start("--steps", 1, "--lr", 0.1, "--save", tmp_path / "none")
     start("--steps", 1, "--lr", 0.1, "--weight-decay", 0.0, "--save", tmp_path / "other")
-    asked = (*options, "--weight-decay", 9, "--save")
+    requested = (*options, "--weight-decay", 9, "--save")
     for before in ("none", "other"):
-        assert start(*asked, tmp_path / f"{before}-9", "--resume", tmp_path / before)[0] == 0
+        assert start(*requested, tmp_path / f"{before}-9", "--resume", tmp_path / before)[0] == 0
         groups = json.loads((tmp_path / f"{before}-9" / "step-2" / "training.json").read_text())["groups"]
         assert [group["weight_decay"] for group in groups] == [9, 0]
 
@@ -305,12 +305,12 @@ def test_it_is_evaluated_on_batches_of_its_own(start: Start, folder: Path) -> No
     held_out = ("--eval-data", f"{folder.parent / 'data.py'}:make", "--eval-every", 2, "--eval-batches", 3)
     code, said, _ = start(*options, *held_out)
     assert code == 0 and sorted(steps(said)) == [1, 2, 3]
-    found = re.findall(r"^step (\d): evaluation loss (\S+)$", said, re.MULTILINE)
-    assert [step for step, _ in found] == ["2", "3"]
+    evaluations = re.findall(r"^step (\d): evaluation loss (\S+)$", said, re.MULTILINE)
+    assert [step for step, _ in evaluations] == ["2", "3"]
     mean = sum(float(loss) for loss, _ in steps(said).values()) / 3  # the same three batches, and nothing is learnt
-    assert [float(loss) for _, loss in found] == pytest.approx([mean, mean], abs=2e-6)
+    assert [float(loss) for _, loss in evaluations] == pytest.approx([mean, mean], abs=2e-6)
     fewer = start(*options, *held_out[:-1], 5)[1]  # the loader has three: none counts twice
-    assert re.findall(r"^step (\d): evaluation loss (\S+)$", fewer, re.MULTILINE) == found
+    assert re.findall(r"^step (\d): evaluation loss (\S+)$", fewer, re.MULTILINE) == evaluations
     code, _, said = start("--eval-every", 2)
     assert code == 2 and "--eval-data data.py:make_held_out" in said
 
@@ -319,14 +319,14 @@ def test_only_evaluation_is_without_dropout_and_gradients_of_a_step_end_with_it(
     start: Start, package: LoadedPackage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What each forward finds: whether random operators draw, and whether gradients of the step before still live."""
-    build, found = package.train.build_model, []
+    build, forwards = package.train.build_model, []
 
     def built(mesh: Any) -> torch.nn.Module:
         model: torch.nn.Module = build(mesh)
 
         def note(*_: object) -> None:
             held = any(parameter.grad is not None for parameter in model.parameters())
-            found.append((mesh.random.training, torch.is_grad_enabled() and held))
+            forwards.append((mesh.random.training, torch.is_grad_enabled() and held))
 
         model.register_forward_pre_hook(note)
         return model
@@ -334,7 +334,7 @@ def test_only_evaluation_is_without_dropout_and_gradients_of_a_step_end_with_it(
     monkeypatch.setattr(package.train, "build_model", built)
     data = f"{folder.parent / 'data.py'}:make"
     assert start("--steps", 3, "--eval-data", data, "--eval-every", 1, "--eval-batches", 2)[0] == 0
-    assert found == [(True, False), (False, False), (False, False)] * 3
+    assert forwards == [(True, False), (False, False), (False, False)] * 3
 
 
 STATEFUL = """
@@ -374,8 +374,8 @@ def test_a_loader_with_a_state_goes_on_where_it_was(start: Start, tmp_path: Path
 
 def test_an_error_of_a_loader_that_is_read_ahead_is_told(start: Start, tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("import torch\ndef make():\n    yield {'ids': torch.zeros(4, 6).long()}\n")
-    code, said, told = start("--steps", 2, "--data", f"{tmp_path / 'bad.py'}:make")
-    assert code == 2 and "the batch lacks labels" in told and not steps(said)
+    code, said, stderr = start("--steps", 2, "--data", f"{tmp_path / 'bad.py'}:make")
+    assert code == 2 and "the batch lacks labels" in stderr and not steps(said)
 
 
 def test_saved_in_the_background_it_is_what_it_was(
@@ -454,8 +454,8 @@ def test_each_line_is_written_as_it_is_said(start: Start, tmp_path: Path, monkey
     start("--steps", 2, "--save", tmp_path / "saved", "--eval-data", data, "--compile", "eager")
     start("--steps", 2, "--resume", tmp_path / "saved")
     said = stream.getvalue()
-    told = ("plan ", "  input ids", "compiled ", "step 1: ", "step 2: evaluation ", "resumed ", "nothing to do")
-    assert all(f"\n{line}" in f"\n{said}" for line in told), said
+    prefixes = ("plan ", "  input ids", "compiled ", "step 1: ", "step 2: evaluation ", "resumed ", "nothing to do")
+    assert all(f"\n{line}" in f"\n{said}" for line in prefixes), said
     assert not stream.late and stream.seen == len(said), [*stream.late, said[stream.seen :]]
 
 
@@ -473,12 +473,12 @@ def test_hugging_face_shards_are_read_in_part(start: Start, tmp_path: Path) -> N
     index.write_text(json.dumps({"weight_map": places}))
     safetensors.save_file(state, tmp_path / "one.safetensors")
     torch.save(state, tmp_path / "one.pt")
-    found = [steps(start("--steps", 2, "--weights", path)[1]) for path in (
+    losses = [steps(start("--steps", 2, "--weights", path)[1]) for path in (
         tmp_path / "one.pt", tmp_path / "one.safetensors", tmp_path / "hub", index)]  # fmt: skip
-    assert found[0] and all(own == found[0] for own in found)
+    assert losses[0] and all(other == losses[0] for other in losses)
     (tmp_path / "hub" / "b.safetensors").unlink()
-    code, _, told = start("--steps", 2, "--weights", tmp_path / "hub")
-    assert code == 2 and "names b.safetensors, which is not in its folder" in told
+    code, _, stderr = start("--steps", 2, "--weights", tmp_path / "hub")
+    assert code == 2 and "names b.safetensors, which is not in its folder" in stderr
 
 
 @pytest.mark.filterwarnings("ignore:`load_state_dict` is deprecated:FutureWarning")
@@ -494,6 +494,6 @@ def test_a_stage_reads_a_checkpoint_alone_on_an_older_torch_too(
     older = {"newer": dcp.load, "2.6": lambda state, *, checkpoint_id=None, planner=None: None}
     for load in older.values():
         monkeypatch.setattr(dcp, "load", load)
-        found = {"x": torch.zeros(3)}
-        checkpoint.load_tensors(found, tmp_path / "saved", alone=True)
-        assert found["x"].tolist() == [0.0, 1.0, 2.0]
+        tensors = {"x": torch.zeros(3)}
+        checkpoint.load_tensors(tensors, tmp_path / "saved", alone=True)
+        assert tensors["x"].tolist() == [0.0, 1.0, 2.0]

@@ -47,7 +47,7 @@ def test_where_nothing_can_be_written_is_told_before_the_first_step(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     code, printed, said = start("--steps", 1, option, tmp_path / "new" / "name")
     assert (code, steps(printed)) == (2, {}) and f"no permission to write in {tmp_path}\n" in said, said
-    assert [own.name for own in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_log_may_be_a_file_that_is_there(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

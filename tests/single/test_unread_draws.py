@@ -24,9 +24,9 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.late:
-            made = nn.Linear(8, 8)
-            made.weight, made.bias = self.layer.weight, self.layer.bias
-            self.layer, self.late = made, False
+            linear = nn.Linear(8, 8)
+            linear.weight, linear.bias = self.layer.weight, self.layer.bias
+            self.layer, self.late = linear, False
         hidden = self.first(x)
         functional.dropout(hidden.relu(), 0.5)
         hidden = functional.dropout(hidden, 0.25)
@@ -47,8 +47,8 @@ def test_a_graph_knows_which_draws_nothing_reads() -> None:
 
 @pytest.mark.parametrize("late", quick_at([False, True], 1))
 def test_a_package_is_proved_all_the_same(late: bool) -> None:
-    found, largest = check(f"{__file__}:build", "dp=2", lambda *_: True, (1,), {"late": late})
-    assert "random_dropout" in found and largest < 1e-9
+    variants, largest = check(f"{__file__}:build", "dp=2", lambda *_: True, (1,), {"late": late})
+    assert "random_dropout" in variants and largest < 1e-9
 
 
 def test_the_others_are_numbered_without_them() -> None:

@@ -36,8 +36,8 @@ def test_labels_are_not_called_a_loss(name: str) -> None:
     """`loss = self.loss_function(logits, labels)` shifts and flattens both on its way."""
     lines = code(name).splitlines()
     assert any(line.strip().startswith("labels = F.pad(") for line in lines)
-    made = [line.strip() for line in lines if line.strip().startswith("loss = ")]
-    assert all("cross_entropy(" in line or "self.model(" in line for line in made), made
+    loss_lines = [line.strip() for line in lines if line.strip().startswith("loss = ")]
+    assert all("cross_entropy(" in line or "self.model(" in line for line in loss_lines), loss_lines
 
 
 @pytest.mark.slow

@@ -132,8 +132,8 @@ class Held(nn.Module):
         shifted = states + x
         centred = shifted - shifted.mean()
         kept = centred.tanh()
-        again = kept.abs() * kept
-        return again.square().mean()
+        product = kept.abs() * kept
+        return product.square().mean()
 
 
 def test_a_variable_lets_go_of_what_nothing_keeps() -> None:
@@ -145,9 +145,9 @@ def test_a_variable_lets_go_of_what_nothing_keeps() -> None:
     text = emit(program, plan, graph)["model_parallel.py"]
     lines = [line.strip() for line in text.split("def forward")[1].split("return loss")[0].splitlines()[1:]]
     gone = {line.removeprefix("del "): i for i, line in enumerate(lines) if line.startswith("del ")}
-    made = [line.partition(" = ")[0] for line in lines]
+    assigned = [line.partition(" = ")[0] for line in lines]
     assert [*gone] == ["states", "shifted", "centred"], text
-    assert gone["states"] == made.index("shifted") + 1 and gone["shifted"] == made.index("centred") + 1
+    assert gone["states"] == assigned.index("shifted") + 1 and gone["shifted"] == assigned.index("centred") + 1
     short = {program.value(value).variable for storage in program.short_lived for value in storage}
     assert {"states", "shifted", "centred"} <= short and "kept" not in short
 

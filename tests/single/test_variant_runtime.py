@@ -39,11 +39,11 @@ def shards(local: ParallelMesh, text: str, layout: str, *tensors: Tensor) -> lis
 
 def test_gathered_keys_are_freed_after_forward_and_gathered_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     gather = redistribution.gather_whole
-    kept: list[StorageWeakRef] = []
+    storages: list[StorageWeakRef] = []
 
     def noted(*args: Any, **options: Any) -> Tensor:
         whole = gather(*args, **options)
-        kept.append(StorageWeakRef(whole.untyped_storage()))
+        storages.append(StorageWeakRef(whole.untyped_storage()))
         return whole
 
     monkeypatch.setattr(redistribution, "gather_whole", noted)
@@ -53,13 +53,13 @@ def test_gathered_keys_are_freed_after_forward_and_gathered_once_more(monkeypatc
         q, k, v = shards(local, "a=3", "S2", *operands())
         y = runtime.parallel_attention(q, k, v, queries=axes, keys=axes, rows=12, columns=12, is_causal=True)
         local["a"].transport.barrier()
-        alive, gathers = sum(not one.expired() for one in kept), len(kept)
+        alive, gathers = sum(not one.expired() for one in storages), len(storages)
         local["a"].transport.barrier()
         y.sum().backward()
         return alive, gathers
 
     assert run_lockstep({"a": 3}, work) == [(0, 3)] * 3
-    assert len(kept) == 6
+    assert len(storages) == 6
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -79,8 +79,8 @@ def test_a_ring_in_low_precision_accumulates_in_float32(causal: bool, masked: bo
         y.sum().backward()
         return [y.detach(), *(leaf.grad for leaf in leaves)]
 
-    found = [torch.cat(pieces, 2).double() for pieces in zip(*run_lockstep({"a": 4}, work), strict=True)]
-    for got, expected in zip(found, [wanted.detach(), *(t.grad for t in exact)], strict=True):
+    results = [torch.cat(pieces, 2).double() for pieces in zip(*run_lockstep({"a": 4}, work), strict=True)]
+    for got, expected in zip(results, [wanted.detach(), *(t.grad for t in exact)], strict=True):
         assert (got - expected).abs().max() < 0.03
 
 
@@ -115,8 +115,8 @@ def test_a_scale_that_is_not_the_usual_one_and_shared_heads(name: str, masked: b
         y.square().sum().backward()
         return [y.detach(), *(leaf.grad for leaf in leaves)]
 
-    found = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep({"a": 2}, work), strict=True)]
-    for got, expected in zip(found, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
+    results = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep({"a": 2}, work), strict=True)]
+    for got, expected in zip(results, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -140,8 +140,8 @@ def test_a_balanced_ring_is_attention_under_a_causal_mask(text: str, length: int
         y.square().sum().backward()
         return [y.detach(), *(leaf.grad for leaf in leaves)]
 
-    found = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep(dict(axes.axes), work), strict=True)]
-    for got, expected in zip(found, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
+    results = [torch.cat(pieces, 2) for pieces in zip(*run_lockstep(dict(axes.axes), work), strict=True)]
+    for got, expected in zip(results, [wanted.detach(), *(t.grad for t in tensors)], strict=True):
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -154,9 +154,9 @@ def test_a_ring_sends_along_each_axis_what_it_is_priced_by(sizes: dict[str, int]
         axes, sent = tuple(local[name] for name in sizes), list[tuple[str, int]]()
 
         def counted(axis: Axis, shift: Callable[..., Callable[[], Tensor]]) -> Callable[..., Callable[[], Tensor]]:
-            def noted(x: Tensor, *given: int) -> Callable[[], Tensor]:
+            def noted(x: Tensor, *args: int) -> Callable[[], Tensor]:
                 sent.append((axis.name, x.nbytes))
-                return shift(x, *given)
+                return shift(x, *args)
 
             return noted
 
@@ -176,7 +176,7 @@ def test_a_ring_sends_along_each_axis_what_it_is_priced_by(sizes: dict[str, int]
     for calls, messages in ((inside.forward, here[:turn]), (inside.backward, here[turn:])):
         for number, (name, size) in enumerate(mesh.axes):
             priced = sum(full * (size - 1) / size for axis, _, full in calls if axis == number)
-            assert sum(own for axis, own in messages if axis == name) == pytest.approx(priced)
+            assert sum(size_bytes for axis, size_bytes in messages if axis == name) == pytest.approx(priced)
 
 
 def test_a_balanced_ring_has_the_same_work_for_all() -> None:
@@ -188,16 +188,16 @@ def test_a_balanced_ring_has_the_same_work_for_all() -> None:
         places = Zigzag(axis, 64)
         rows = attention.held_range(64, axis)
         balanced, plain = attention_ring._BalancedRing(places, 1.0), attention_ring._Ring(axis, 64, rows, True, 1)
-        found = []
+        totals = []
         for order in (balanced, plain):
             parts = [order.part([owner]) for owner in range(4)]
             sizes = [(16 - p.first_row) * p.columns // (1 if p.shift is None else 2) for p in parts if p is not None]
-            found.append(sum(sizes))
-        return found[0], found[1]
+            totals.append(sum(sizes))
+        return totals[0], totals[1]
 
-    found = run_lockstep({"a": 4}, scores)
-    assert [own[0] for own in found] == [64 * 64 // 2 // 4] * 4
-    assert [own[1] for own in found] == [128, 384, 640, 896]
+    per_rank = run_lockstep({"a": 4}, scores)
+    assert [pair[0] for pair in per_rank] == [64 * 64 // 2 // 4] * 4
+    assert [pair[1] for pair in per_rank] == [128, 384, 640, 896]
 
 
 @pytest.mark.parametrize("rows", [(0, 8), (8, 16)])
@@ -206,41 +206,41 @@ def test_the_kernels_of_cuda_take_what_a_ring_gives_them(rows: tuple[int, int]) 
     a block of the keys may be shorter than that of the queries."""
 
     def work(local: ParallelMesh) -> list[list[tuple[int, ...]]]:
-        found = []
+        grad_shapes = []
         with FakeTensorMode():
             q = torch.empty(2, 3, 2, 8, 16, dtype=torch.bfloat16, device="cuda")
-            own = attention_ring._Ring((local["a"],), 16, rows, False, 0.25)
+            ring = attention_ring._Ring((local["a"],), 16, rows, False, 0.25)
             for length in (8, 5):
                 k, v = (torch.empty(2, 3, 1, length, 16, dtype=q.dtype, device="cuda") for _ in range(2))
-                kernels = own.kernels(q, v, None)
+                kernels = ring.kernels(q, v, None)
                 assert isinstance(kernels, Flash)
                 part = Part(0, length)
                 out, sums = kernels.forward(k, v, part)
                 assert out.dtype == sums.dtype == torch.float32 and sums.shape == (2, 3, 2, 8, 1)
-                back, given = kernels.back, dict[str, Any]()
+                back, arguments = kernels.back, dict[str, Any]()
 
-                def noted(*args: Any, back: Any = back, given: dict[str, Any] = given, **options: Any) -> Any:
-                    given |= options | dict(zip([a.name for a in back._schema.arguments], args, strict=False))
+                def noted(*args: Any, back: Any = back, arguments: dict[str, Any] = arguments, **options: Any) -> Any:
+                    arguments |= options | dict(zip([a.name for a in back._schema.arguments], args, strict=False))
                     return back(*args, **options)
 
                 kernels.back = noted
                 grads = kernels.backward(k, v, part, q, out.to(q.dtype), sums)
-                shapes = {name: tuple(x.shape) for name, x in given.items() if isinstance(x, Tensor)}
+                shapes = {name: tuple(x.shape) for name, x in arguments.items() if isinstance(x, Tensor)}
                 assert shapes == {
                     **dict.fromkeys(("grad_out", "query", "out"), (1, 12, 8, 16)),
                     **dict.fromkeys(("key", "value"), (1, 12, length, 16)),
                     **dict.fromkeys(("philox_seed", "philox_offset"), ()),
                     "logsumexp": (1, 12, 8),
                 }
-                assert given["philox_seed"].is_cuda and given["philox_seed"].dtype == torch.uint64
-                assert (given["max_q"], given["max_k"]) == (8, length)
-                assert (given["dropout_p"], given["is_causal"], given["scale"]) == (0.0, False, 0.25)
+                assert arguments["philox_seed"].is_cuda and arguments["philox_seed"].dtype == torch.uint64
+                assert (arguments["max_q"], arguments["max_k"]) == (8, length)
+                assert (arguments["dropout_p"], arguments["is_causal"], arguments["scale"]) == (0.0, False, 0.25)
                 assert {grad.dtype for grad in grads} == {q.dtype} and out.shape == q.shape
-                found.append([tuple(grad.shape) for grad in grads])
-        return found
+                grad_shapes.append([tuple(grad.shape) for grad in grads])
+        return grad_shapes
 
-    for found in run_lockstep({"a": 2}, work):
-        assert found == [[(2, 3, 2, 8, 16), *[(2, 3, 1, length, 16)] * 2] for length in (8, 5)]
+    for grad_shapes in run_lockstep({"a": 2}, work):
+        assert grad_shapes == [[(2, 3, 2, 8, 16), *[(2, 3, 1, length, 16)] * 2] for length in (8, 5)]
 
 
 @pytest.mark.parametrize("size", [16, 13, 5])
@@ -256,9 +256,9 @@ def test_the_rows_that_a_device_holds(size: int, text: str) -> None:
         return [attention.held_range(size, axes), *(attention.held_range(size, axes, at) for at in places)]
 
     held = [part(whole, cut, mesh, rank).tolist() for rank in range(mesh.size)]
-    for rank, found in enumerate(run_lockstep(dict(mesh.axes), work)):
-        assert found[0] == found[1 + rank]
-        assert [list(range(*own)) for own in found[1:]] == held
+    for rank, ranges in enumerate(run_lockstep(dict(mesh.axes), work)):
+        assert ranges[0] == ranges[1 + rank]
+        assert [list(range(*bounds)) for bounds in ranges[1:]] == held
 
 
 @pytest.mark.parametrize(
@@ -292,17 +292,17 @@ def test_norms_in_low_precision_accumulate_in_float32(
     (wanted * weights).sum().backward()
 
     def work(local: ParallelMesh) -> tuple[Tensor, Tensor]:
-        mine, own = shards(local, "a=2", layout, x, weights)
+        mine, weight = shards(local, "a=2", layout, x, weights)
         y = cut(mine, (local["a"],))
-        (y * own.detach()).sum().backward()
+        (y * weight.detach()).sum().backward()
         assert y.dtype == torch.bfloat16 and mine.grad is not None
         return y.detach(), mine.grad
 
     pieces = zip(*run_lockstep({"a": 2}, work), strict=True)
     for parts, expected in zip(pieces, (wanted.detach(), exact.grad), strict=True):
         assert expected is not None
-        found = torch.cat(parts, int(layout[1:])).double()
-        assert (found - expected).abs().max() < 0.02 * max(1.0, float(expected.abs().max()))
+        result = torch.cat(parts, int(layout[1:])).double()
+        assert (result - expected).abs().max() < 0.02 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])

@@ -78,9 +78,9 @@ def errors(results: list[RankResult]) -> list[Error]:
 
 
 def test_what_is_right_passes() -> None:
-    found = list(compare_ranks(program(), reference(), correct(reference())))
-    assert not [error for error in found if error.failed]
-    assert len(found) == 4 * (2 * 2 + 3 + 2 * (1 + 3 + 1))
+    compared = list(compare_ranks(program(), reference(), correct(reference())))
+    assert not [error for error in compared if error.failed]
+    assert len(compared) == 4 * (2 * 2 + 3 + 2 * (1 + 3 + 1))
 
 
 def test_local_parts_follow_blocks_units_and_nesting() -> None:
@@ -138,9 +138,9 @@ def test_what_is_missing_or_off_is_named(kind: str) -> None:
         "norm": lambda: replace(results[0], steps=(replace(step, norm=2.1), results[0].steps[1])),
     }
     results[0] = changes[kind]()
-    found = {(e.kind, e.name, e.rank, e.problem) for e in errors(results)}
+    problems = {(e.kind, e.name, e.rank, e.problem) for e in errors(results)}
     assert (
-        found
+        problems
         == {
             "gradient": {("gradient", "head", 0, "missing")},
             "buffer": {("buffer", "mean", 0, "missing")},
@@ -164,8 +164,8 @@ def moved(results: list[RankResult], number: int, loss: float, norm: float) -> l
     """The loss of step `number` moved by `loss` on the first partial sum, every norm by `norm`."""
 
     def step(rank: int, s: RankStep) -> RankStep:
-        own = loss if MESH.coordinates(rank)[0] == 0 else 0.0
-        return replace(s, outputs=(s.outputs[0] + own, *s.outputs[1:]), norm=s.norm + norm)
+        offset = loss if MESH.coordinates(rank)[0] == 0 else 0.0
+        return replace(s, outputs=(s.outputs[0] + offset, *s.outputs[1:]), norm=s.norm + norm)
 
     return [
         replace(r, steps=tuple(step(rank, s) if i == number else s for i, s in enumerate(r.steps)))
@@ -210,9 +210,9 @@ def test_infinities_are_compared_as_they_are() -> None:
     scale = largest([mask])
     assert scale == 2.0 and largest([torch.tensor([torch.inf])]) == 0.0
 
-    def error(found: torch.Tensor, expected: torch.Tensor = mask) -> Error:
-        return compare("buffer", "mask", 0, 1, found, expected, scale)
+    def error(actual: torch.Tensor, expected: torch.Tensor = mask) -> Error:
+        return compare("buffer", "mask", 0, 1, actual, expected, scale)
 
     assert not error(mask.clone()).failed
-    assert all(error(found).failed for found in (wrong, turned, near, mask.clone().fill_(torch.nan)))
+    assert all(error(actual).failed for actual in (wrong, turned, near, mask.clone().fill_(torch.nan)))
     assert error(mask, mask.clone().fill_(torch.nan)).failed and error(wrong, torch.zeros_like(mask)).failed

@@ -63,9 +63,9 @@ def check() -> None:
     expected = plain(model, x)
     expected.backward()
     assert abs(float((loss - expected).detach())) < 1e-13
-    for found, parameter in zip(gradients, model.parameters(), strict=True):
-        assert found.dtype == torch.float64
-        assert (found - parameter.grad).abs().max() < 1e-14
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+        assert gradient.dtype == torch.float64
+        assert (gradient - parameter.grad).abs().max() < 1e-14
 
 
 def test_forward_and_backward() -> None:
@@ -83,11 +83,11 @@ def test_numbers_in_the_code_are_those_of_the_model() -> None:
     y = torch.zeros(4, dtype=torch.float64)
     with exact_precision():
         y[1] = 0.3
-        made = [torch.tensor(0.3), torch.tensor([0.3], dtype=torch.float32)[0], y.new_tensor([0.3])[0], y[1]]
-        made.append(torch.tensor(0.3, dtype=y.dtype))
+        tensors = [torch.tensor(0.3), torch.tensor([0.3], dtype=torch.float32)[0], y.new_tensor([0.3])[0], y[1]]
+        tensors.append(torch.tensor(0.3, dtype=y.dtype))
         exact = [torch.full((), 0.3), torch.tensor(0.3j).imag]
         assert torch.tensor([2]).dtype == torch.int64
-    assert all(torch.equal(x, rounded) for x in made)
+    assert all(torch.equal(x, rounded) for x in tensors)
     assert exact[0].item() == 0.3 and torch.equal(exact[1], rounded)
     with exact_precision(torch.bfloat16):
         y[1] = 0.3
@@ -222,6 +222,6 @@ def test_what_the_models_functions_cache_has_the_precision_of_the_run() -> None:
     with attributes_put_back(model), exact_precision():
         assert (model() - expected).abs().max() < 1e-15
     assert model().dtype == torch.float32
-    own = named(4)
+    cached = named(4)
     with attributes_put_back(model):
-        assert named(4) is own  # no tensor
+        assert named(4) is cached  # no tensor

@@ -96,8 +96,8 @@ def test_the_first_failure_is_where_it_begins() -> None:
         compare("gradient", "b", 1, 1, d(1.3), d(1.0), 1.0),
         compare("parameter", "a", 0, 1, d(9.0), d(1.0), 1.0),
     ]
-    found = first_failure(errors)
-    assert found is not None and (found.kind, found.name, found.rank) == ("gradient", "b", 1)
+    first = first_failure(errors)
+    assert first is not None and (first.kind, first.name, first.rank) == ("gradient", "b", 1)
     assert first_failure([compare("output", "loss", 0, 1, d(1.0), d(1.0), 1.0)]) is None
 
 
@@ -198,14 +198,14 @@ POSITIONS = torch.arange(6).expand(4, 6)
 
 
 def test_placeholders_are_drawn() -> None:
-    x, ids, labels, kept = varied(torch.zeros(4, 3), ZEROS, ZEROS, POSITIONS)
+    x, ids, labels, positions = varied(torch.zeros(4, 3), ZEROS, ZEROS, POSITIONS)
     assert x.dtype == torch.float64 and x.unique().numel() == 12
     for batch in (x, ids, labels):
         assert len({tuple(row.tolist()) for row in batch}) == 4
     assert int(ids.min()) >= 0 and int(ids.max()) < 50
     ignored = (labels == -7).sum(-1).tolist()
     assert ignored[0] == 0 and len(set(ignored)) > 2 and int(labels.max()) < 50
-    assert torch.equal(kept, POSITIONS)
+    assert torch.equal(positions, POSITIONS)
     assert torch.equal(varied(torch.zeros(4, 3), ZEROS, ZEROS, POSITIONS)[1], ids)
     assert not torch.equal(varied(torch.zeros(4, 3), ZEROS, ZEROS, POSITIONS, seed=1)[1], ids)
 
@@ -244,12 +244,12 @@ def test_masks_and_uneven_ignoring_stay() -> None:
     mask = torch.tensor([[0.0, 0.0, -torch.inf]]).repeat(4, 1)
     labels = torch.arange(24).reshape(4, 6)
     labels[1, :2], labels[2, 3:] = -7, -7
-    found = varied(mask, ZEROS, labels, POSITIONS)
-    assert torch.equal(found[0], mask.double())
-    assert sorted(map(tuple, found[2].tolist())) == sorted(map(tuple, labels.tolist()))
+    drawn = varied(mask, ZEROS, labels, POSITIONS)
+    assert torch.equal(drawn[0], mask.double())
+    assert sorted(map(tuple, drawn[2].tolist())) == sorted(map(tuple, labels.tolist()))
 
 
 def test_without_a_common_number_of_samples_the_order_stays() -> None:
     nodes, edges = torch.rand(5, 3), torch.tensor([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 2]])
-    found = varied(nodes, edges, ZEROS, POSITIONS)
-    assert torch.equal(found[0], nodes.double()) and torch.equal(found[1], edges)
+    drawn = varied(nodes, edges, ZEROS, POSITIONS)
+    assert torch.equal(drawn[0], nodes.double()) and torch.equal(drawn[1], edges)

@@ -56,10 +56,10 @@ def test_equals_a_plain_loop_without_dropout() -> None:
     twin = Net(0.0).double()
     twin.load_state_dict(model.state_dict())
     data = batches(3)
-    found = run_reference(model, graph_of(model), data, adamw, SEED)
+    reference = run_reference(model, graph_of(model), data, adamw, SEED)
 
     optimizer = adamw(list(twin.parameters()))
-    assert [step.clipped for step in found.steps] == [True, False, True]
+    assert [step.clipped for step in reference.steps] == [True, False, True]
     for number, (x, labels) in enumerate(data):
         optimizer.zero_grad()
         hidden = twin.norm(twin.first(x))
@@ -67,10 +67,10 @@ def test_equals_a_plain_loop_without_dropout() -> None:
         loss.backward()
         if number == 0:
             for name, parameter in twin.named_parameters():
-                assert torch.allclose(found.gradients[name], parameter.grad, rtol=0, atol=1e-14), name
-        norm = nn.utils.clip_grad_norm_(twin.parameters(), found.steps[number].max_norm)
+                assert torch.allclose(reference.gradients[name], parameter.grad, rtol=0, atol=1e-14), name
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), reference.steps[number].max_norm)
         optimizer.step()
-        step = found.steps[number]
+        step = reference.steps[number]
         assert step.norm == pytest.approx(float(norm), rel=1e-12)
         assert torch.allclose(step.outputs[0], loss.detach(), rtol=0, atol=1e-13)
         assert torch.allclose(step.outputs[1], hidden.detach(), rtol=0, atol=1e-13)
@@ -88,10 +88,10 @@ def test_dropout_takes_the_mask_of_its_ordinal_and_step() -> None:
         functional.dropout(x, 0.0)
         second = nn.Dropout(0.25)(x)
     assert mode.drawn == 2
-    for index, found in enumerate((first, second)):
+    for index, dropped in enumerate((first, second)):
         mask = dropout_mask(SEED, 2, index, x.shape, 0.25)
         assert 0.5 < mask.double().mean() < 0.95
-        assert torch.allclose(found, x * mask / 0.75, rtol=1e-15, atol=0)
+        assert torch.allclose(dropped, x * mask / 0.75, rtol=1e-15, atol=0)
     assert not torch.equal(first, second)
 
 
@@ -107,11 +107,11 @@ def test_attention_with_dropout_and_its_gradients() -> None:
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     with exact_dropout(SEED, 0):
         functional.dropout(q, 0.5)
-        found = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+        output = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
     expected = attention(q, k, v, 1, 0.3)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-14)
-    weights = torch.randn_like(found)
-    gradients = (torch.autograd.grad(result, (q, k, v), weights) for result in (found, expected))
+    assert torch.allclose(output, expected, rtol=0, atol=1e-14)
+    weights = torch.randn_like(output)
+    gradients = (torch.autograd.grad(result, (q, k, v), weights) for result in (output, expected))
     for a, b in zip(*gradients, strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-13)
 
@@ -123,9 +123,9 @@ def test_attention_inside_a_library_module() -> None:
     with exact_dropout(SEED, 0) as mode:
         first = module(x, x, x)[0]
     with exact_dropout(SEED, 0):
-        again = module(x, x, x)[0]
+        second = module(x, x, x)[0]
     assert mode.drawn == 1
-    assert torch.equal(first, again)
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -136,13 +136,13 @@ def test_recomputation_draws_the_same_masks_again(reentrant: bool) -> None:
     def block(x: Tensor) -> Tensor:
         return functional.dropout(functional.gelu(x), 0.3) + torch.randn_like(x) * x
 
-    found = []
+    results = []
     for run in (block, lambda x: checkpoint(block, x, use_reentrant=reentrant)):
         with exact_dropout(SEED, 0) as mode:
             (loss,) = [functional.dropout(run(run(functional.dropout(x, 0.5))), 0.5).square().sum()]
-            found.append((loss.detach(), *torch.autograd.grad(loss, x)) if not reentrant else _backward(loss, x))
+            results.append((loss.detach(), *torch.autograd.grad(loss, x)) if not reentrant else _backward(loss, x))
         assert mode.drawn == 6
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def _backward(loss: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,26 +106,26 @@ def plan(mesh: str, seed: int = 0) -> Plan:
 @pytest.mark.parametrize("mesh", quick_at(["dp=4,pp=8,tp=8", "dp=1024", "a=6,b=6,c=6"], 1))
 def test_strategies_layouts_and_evenness_are_those_of_the_plan(mesh: str) -> None:
     planned = plan(mesh)
-    found = counterpart(planned, shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 64)
-    assert not found.lost
-    assert 32 <= found.plan.mesh.size <= 64
-    assert found.plan.mesh.names == planned.mesh.names and min(found.plan.mesh.sizes) > 1
-    assert [op.strategy for op in found.plan.ops] == [op.strategy for op in planned.ops]
-    assert [t.layout for t in found.plan.parameters] == [t.layout for t in planned.parameters]
-    assert plan_kinds(found.plan, shrunk()) == plan_kinds(planned, shrunk())
+    smaller = counterpart(planned, shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 64)
+    assert not smaller.lost
+    assert 32 <= smaller.plan.mesh.size <= 64
+    assert smaller.plan.mesh.names == planned.mesh.names and min(smaller.plan.mesh.sizes) > 1
+    assert [op.strategy for op in smaller.plan.ops] == [op.strategy for op in planned.ops]
+    assert [t.layout for t in smaller.plan.parameters] == [t.layout for t in planned.parameters]
+    assert plan_kinds(smaller.plan, shrunk()) == plan_kinds(planned, shrunk())
 
 
 def test_a_mesh_that_fits_stays() -> None:
     planned = plan("dp=4,tp=2")
-    found = counterpart(planned, shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 64)
-    assert (found.plan.mesh, found.plan.ops, found.lost) == (planned.mesh, planned.ops, ())
+    smaller = counterpart(planned, shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 64)
+    assert (smaller.plan.mesh, smaller.plan.ops, smaller.lost) == (planned.mesh, planned.ops, ())
 
 
 def test_what_no_shorter_mesh_keeps_is_said() -> None:
     """256 samples over 3 devices are uneven, over 2 they are even."""
-    found = counterpart(plan("dp=3", seed=1), shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 2)
-    assert found.plan.mesh.sizes == (2,)
-    assert "dim 0 of length 256 is split evenly, planned 256 is unevenly" in found.lost[0]
+    smaller = counterpart(plan("dp=3", seed=1), shrunk(), shrunk(), load_hardware("a100-80g-sxm"), 2)
+    assert smaller.plan.mesh.sizes == (2,)
+    assert "dim 0 of length 256 is split evenly, planned 256 is unevenly" in smaller.lost[0]
 
 
 @pytest.mark.slow

@@ -21,8 +21,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
-    (found,) = out.glob("*.whl")
-    return found
+    (path,) = out.glob("*.whl")
+    return path
 
 
 def tree(folder: str) -> set[str]:
@@ -40,12 +40,12 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     """Licence, typing and the Pythons that the tests run on; README's first command finds its model."""
     archive = zipfile.ZipFile(wheel)
-    (told,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-    metadata = archive.read(told).decode()
+    (member,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = archive.read(member).decode()
     assert "License-Expression: Apache-2.0\n" in metadata and "Requires-Python: >=3.11\n" in metadata
     declared = [line.split(" :: ")[-1] for line in metadata.splitlines() if line.startswith("Classifier: Programming")]
     assert declared == ["3.11", "3.12", "3.13"]
-    assert archive.read(told.replace("METADATA", "licenses/LICENSE")) == (ROOT / "LICENSE").read_bytes()
+    assert archive.read(member.replace("METADATA", "licenses/LICENSE")) == (ROOT / "LICENSE").read_bytes()
     assert "autoshard/py.typed" in archive.namelist()
 
 

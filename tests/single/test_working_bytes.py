@@ -61,15 +61,15 @@ def measured(x: Tensor, run: Callable[[Tensor], Tensor], index: int) -> Temporar
         grad = torch.zeros_like(y)
         before = sum(size for _, size in meter.changes)
         meter.phase = "backward"
-        (found,) = torch.autograd.grad(y, x, grad)
+        (gradient,) = torch.autograd.grad(y, x, grad)
         most, total = 0, 0
         ends = [seen for phase, _, seen in meter.curve if phase == "backward"]
         for count, (_, size) in enumerate(meter.changes, 1):
             total += size
             if count in ends:
                 most = max(most, total)
-    shared = found.untyped_storage()._cdata == grad.untyped_storage()._cdata
-    return Temporary(there, max(0, most - before - (0 if shared else found.nbytes)))
+    shared = gradient.untyped_storage()._cdata == grad.untyped_storage()._cdata
+    return Temporary(there, max(0, most - before - (0 if shared else gradient.nbytes)))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Move:
         return self.step.applied(self.source)
 
     def said(self) -> Temporary:
-        given, made = (
+        source, target = (
             LocalValue(name, "x", self.shape, "float32", layout, local_sizes(self.shape, layout, self.mesh), True)
             for name, layout in (("given", self.source), ("made", self.target))
         )
@@ -94,13 +94,13 @@ class Move:
         axes = tuple(self.mesh.names[axis] for axis in self.step.axes)
         step = self.step
         moved = Collective(axes, step.before, step.after, step.forward, step.backward, "given", "made", "", "", *cuts)
-        return buffers(self.mesh, moved, given, made)
+        return buffers(self.mesh, moved, source, target)
 
     def found(self, rank: int) -> Temporary:
         ranks = mesh_of(self.mesh, rank)
         axis = ranks.joint([self.mesh.names[a] for a in self.step.axes])
-        own = local_shape(self.shape, self.source, self.mesh, self.mesh.coordinates(rank))
-        x = torch.zeros(own, requires_grad=True)
+        shape = local_shape(self.shape, self.source, self.mesh, self.mesh.coordinates(rank))
+        x = torch.zeros(shape, requires_grad=True)
         if self.step.by_index:
             by = "all_gather" if "gather" in (self.step.forward, self.step.backward) else "all_to_all"
             texts = str(self.source), str(self.target)
@@ -152,11 +152,13 @@ def check(move: Move) -> None:
     sizes = [largest_bytes(move, layout) for layout in (move.source, move.target)]
     there, back = [], []
     for rank in range(move.mesh.size):
-        found = move.found(rank)
+        temporary = move.found(rank)
         at = move.mesh.coordinates(rank)
-        given, made = (4 * math.prod(local_shape(move.shape, lay, move.mesh, at)) for lay in (move.source, move.target))
-        there.append(found.forward + given + made - sum(sizes))
-        back.append(found.backward + given + made - sum(sizes))
+        in_bytes, out_bytes = (
+            4 * math.prod(local_shape(move.shape, lay, move.mesh, at)) for lay in (move.source, move.target)
+        )
+        there.append(temporary.forward + in_bytes + out_bytes - sum(sizes))
+        back.append(temporary.backward + in_bytes + out_bytes - sum(sizes))
     assert (said.forward, said.backward) == (max(0, *there), max(0, *back))
 
 

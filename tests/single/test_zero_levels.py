@@ -65,8 +65,8 @@ def planned(mesh: str, axis: str, step: StepPlan) -> Plan:
 )
 def test_the_step_is_that_of_the_original(mesh: str, axis: str, keep: str, count: int, zero: int) -> None:
     """Three steps, the second clipped by the global norm; dropout is on."""
-    again = tuple(BlockPolicy(path, keep) for path in repeated_blocks(captured()) if keep != "all")
-    plan = planned(mesh, axis, StepPlan(count, recompute=again, zero=zero))
+    policies = tuple(BlockPolicy(path, keep) for path in repeated_blocks(captured()) if keep != "all")
+    plan = planned(mesh, axis, StepPlan(count, recompute=policies, zero=zero))
     program = lower(plan, captured())
     check(program, captured(), chosen_strategies(plan, captured()))
     assert any(bucket.once for bucket in program.weight_buckets)
@@ -77,11 +77,11 @@ def test_the_step_is_that_of_the_original(mesh: str, axis: str, keep: str, count
 @pytest.mark.parametrize("mesh", quick_at(["dp=2", "dp=2,tp=2"], 0))
 def test_what_is_gathered_longer_takes_memory_and_saves_time(mesh: str) -> None:
     hardware = load_hardware("a100-80g-sxm")
-    made = []
+    steps = []
     for zero in LEVELS:
         plan = planned(mesh, "dp", StepPlan(4, zero=zero))
-        made.append(simulate_plan_step(plan, lower(plan, captured()), captured(), hardware))
-    seconds, peaks = [own.step_seconds for own in made], [own.peak_bytes[0] for own in made]
+        steps.append(simulate_plan_step(plan, lower(plan, captured()), captured(), hardware))
+    seconds, peaks = [step.step_seconds for step in steps], [step.peak_bytes[0] for step in steps]
     assert seconds[0] < seconds[1] < seconds[2]
     assert peaks[0] > peaks[1] > peaks[2]
 
@@ -91,29 +91,31 @@ def test_copies_that_make_the_same_gradient_may_stay() -> None:
     """Of a norm's weight under tensor parallelism: in shards over replicas alone, a gather less and more memory; and
     what is chosen is the faster way that fits."""
     graph, hardware = captured(), load_hardware("a100-80g-sxm")
-    made = search(graph, hardware, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="megatron"))
-    made = replace(made, step=StepPlan(2))
-    ways = {summed: with_shards(made, graph, hardware, ZeroRequest(1, summed=summed)) for summed in (True, False)}
+    plan = search(graph, hardware, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy="megatron"))
+    plan = replace(plan, step=StepPlan(2))
+    ways = {summed: with_shards(plan, graph, hardware, ZeroRequest(1, summed=summed)) for summed in (True, False)}
     axes = {
-        summed: {p.path: {n for n, x in enumerate(p.layout.placements) if isinstance(x, Shard)} for p in own.parameters}
-        for summed, own in ways.items()
+        summed: {
+            p.path: {n for n, x in enumerate(p.layout.placements) if isinstance(x, Shard)} for p in split.parameters
+        }
+        for summed, split in ways.items()
     }
     norms = [path for path, cut in axes[False].items() if ".ln_1." in path and cut == {0, 1}]
     assert norms and all(axes[True][path] == {0} for path in norms)
     assert all(0 in cut for cut in axes[True].values())
-    steps = {summed: simulate_plan_step(own, lower(own, graph), graph, hardware) for summed, own in ways.items()}
+    steps = {summed: simulate_plan_step(split, lower(split, graph), graph, hardware) for summed, split in ways.items()}
     assert steps[True].step_seconds < steps[False].step_seconds
     assert steps[True].peak_bytes[0] > steps[False].peak_bytes[0]
 
     def completed(plan: Plan) -> Plan:
-        step = steps[next(summed for summed, own in ways.items() if own.parameters == plan.parameters)]
+        step = steps[next(summed for summed, split in ways.items() if split.parameters == plan.parameters)]
         return replace(
             plan,
             step=replace(plan.step, predicted_seconds=step.step_seconds, predicted_peak_bytes=step.peak_bytes[0]),
         )
 
     def chosen(limit: float) -> Plan:
-        return fastest_stored(made, graph, hardware, StepRequest(micro_batches=2, zero=1), completed, limit)
+        return fastest_stored(plan, graph, hardware, StepRequest(micro_batches=2, zero=1), completed, limit)
 
     assert chosen(float("inf")).parameters == ways[True].parameters
     assert chosen(steps[False].peak_bytes[0]).parameters == ways[False].parameters
@@ -149,10 +151,10 @@ def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monke
         called = run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)[0]
     buckets = len(program.weight_buckets)
     assert buckets >= 4
-    again = sum(not bucket.kept for bucket in program.weight_buckets)
+    regathers = sum(not bucket.kept for bucket in program.weight_buckets)
     gathers = buckets if zero < 3 else called["start_all_gather"]
     assert called == {"start_all_gather": gathers, "start_reduce_scatter": buckets * (1 if zero == 1 else count)}
-    assert zero < 3 or count * buckets < gathers <= count * (buckets + again)
+    assert zero < 3 or count * buckets < gathers <= count * (buckets + regathers)
     assert let_go["forward"] == (2 * count if zero == 3 else 0), "what forward gathered is not kept for backward"
 
 

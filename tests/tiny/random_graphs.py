@@ -27,8 +27,8 @@ def tensors(draw: st.DrawFn, name: str) -> Tensor:
 def ops(draw: st.DrawFn, position: int, known: list[str]) -> Op:
     operands = draw(st.lists(st.none() | st.sampled_from(known), max_size=3)) if known else []
     results = tuple(f"v{position}_{i}" for i in range(draw(st.integers(1, 2))))
-    given = [i for i, operand in enumerate(operands) if operand is not None]
-    saved = Saved(tuple(given[:1]), (0,), draw(st.integers(0, 99)), ((0, 0),) if operands else ())
+    present = [i for i, operand in enumerate(operands) if operand is not None]
+    saved = Saved(tuple(present[:1]), (0,), draw(st.integers(0, 99)), ((0, 0),) if operands else ())
     attributes = draw(st.dictionaries(ARGUMENTS, ATTRIBUTES, max_size=3))
     target = draw(st.sampled_from(["aten.add", "aten.reshape", "autoshard.linear_in_out"]))
     return Op(
@@ -45,13 +45,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     )
     buffers = tuple(Parameter(f"b{i}", f"state.{i}", persistent=False) for i in range(draw(st.integers(0, 1))))
     known = [*inputs, *(stored.tensor for stored in parameters + buffers)]
-    made: list[Op] = []
+    body: list[Op] = []
     for position in range(draw(st.integers(0, 4))):
-        made.append(draw(ops(position, known)))
-        known += made[-1].results
+        body.append(draw(ops(position, known)))
+        known += body[-1].results
     outputs = tuple(known[-2:])
     return Graph(
-        draw(NAMES), tuple(draw(tensors(name)) for name in known), inputs, parameters, buffers, tuple(made), outputs,
+        draw(NAMES), tuple(draw(tensors(name)) for name in known), inputs, parameters, buffers, tuple(body), outputs,
         None, tuple((buffer.tensor, buffer.tensor) for buffer in buffers), (("", "Model"), ("block", "Block")),
         "model.py:build",
     )  # fmt: skip

@@ -41,8 +41,8 @@ ASKED = {
 def test_the_same_plan_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my model.graph.json").write_text(graph_json.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
-    given = ["plan", "my model.graph.json", "--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--out", "one"]
-    assert commands.main([*given, *ASKED[name]]) == 0
+    words = ["plan", "my model.graph.json", "--mesh", "dp=2,tp=2", "--hardware", "cpu-local", "--out", "one"]
+    assert commands.main([*words, *ASKED[name]]) == 0
     plan, graph, hardware = read_package(Path("one"))
     said = shlex.split(command(plan, graph))
     assert said[0] == "autoshard"
@@ -65,8 +65,8 @@ def test_the_same_whole_step_again(name: str, tmp_path: Path, monkeypatch: pytes
     """All but what is told of the search, which is of fewer choices."""
     monkeypatch.chdir(tmp_path)
     Path("m.graph.json").write_text(graph_json.dumps(mlp_graph(5, 64, 64)), encoding="utf-8")
-    given = ["plan", "m.graph.json", "--hardware", "a100-80g-sxm", "--out"]
-    assert commands.main([*given, "one", *STEPS[name]]) == 0
+    words = ["plan", "m.graph.json", "--hardware", "a100-80g-sxm", "--out"]
+    assert commands.main([*words, "one", *STEPS[name]]) == 0
     plan, _, _ = read_package(Path("one"))
     assert commands.main([*shlex.split(command(plan))[1:], "--out", "other"]) == 0
     other = plan_json.load("other/plan.json")

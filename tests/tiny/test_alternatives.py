@@ -24,14 +24,14 @@ GIB = 2.0**30
 
 def planned() -> Plan:
     """A plan of 2 s and 2 GiB, of two that were simulated, with a limit of 3 GiB."""
-    made = built().plan
+    plan = built().plan
     tried = (Candidate("optimum", "chosen", 2.5, 2.0, 2 * GIB), Candidate("lean", "not better", 2.6, 3.0, 1 * GIB))
     return replace(
-        made,
+        plan,
         predicted_seconds=2.0,
         predicted_peak_bytes=2 * GIB,
         capacity_bytes=3 * GIB,
-        search=replace(made.search, candidates=tried),
+        search=replace(plan.search, candidates=tried),
     )
 
 
@@ -40,32 +40,32 @@ STYLES = (StylePlan("ZeRO-3", "shards", 3.0, 2.5 * GIB), StylePlan("Megatron", "
 
 
 def test_those_that_no_other_is_better_than_are_marked() -> None:
-    found = alternatives(planned(), STYLES, (Point(5.0, 0.5 * GIB, 5.0, True),))
-    assert [(own.seconds, own.best) for own in found] == [
+    rows = alternatives(planned(), STYLES, (Point(5.0, 0.5 * GIB, 5.0, True),))
+    assert [(row.seconds, row.best) for row in rows] == [
         (1.0, True), (2.0, True), (3.0, True), (3.0, False), (5.0, True)
     ]  # fmt: skip
-    assert [own.kind for own in found] == ["style", "chosen", "simulated", "style", "front"]
-    assert found[0].outcome == "too large" and found[3].outcome == "1 s slower"
-    assert not any("data parallel" in own.name for own in found)  # it was not simulated
+    assert [row.kind for row in rows] == ["style", "chosen", "simulated", "style", "front"]
+    assert rows[0].outcome == "too large" and rows[3].outcome == "1 s slower"
+    assert not any("data parallel" in row.name for row in rows)  # it was not simulated
 
 
 def test_a_plan_found_twice_is_one_point() -> None:
-    found = alternatives(planned(), (StylePlan("Megatron", "heads", 3.0, 1 * GIB),), ())
-    assert [own.name for own in found] == [found[0].name, "Megatron; also lean"]
+    rows = alternatives(planned(), (StylePlan("Megatron", "heads", 3.0, 1 * GIB),), ())
+    assert [row.name for row in rows] == [rows[0].name, "Megatron; also lean"]
 
 
 def test_every_point_leads_to_its_row() -> None:
-    made = built(seed=2)
-    styles = style_plans(made.plan, made.graph, made.hardware)
-    page = package_files.report_text(made, ReportExtras(styles, (Point(1.0, 1.0, 1.0, True),)))
+    package = built(seed=2)
+    styles = style_plans(package.plan, package.graph, package.hardware)
+    page = package_files.report_text(package, ReportExtras(styles, (Point(1.0, 1.0, 1.0, True),)))
     links = re.findall(r'href="#(alternative-\d+)"', page)
     assert len(links) >= 4 and set(links) <= set(checked(page).ids)
 
 
 def test_the_plot_is_to_scale() -> None:
-    found = alternatives(planned(), STYLES, ())
-    text = plot(found, planned())
-    assert "memory limit" in text and plot(found, planned()) == text
+    rows = alternatives(planned(), STYLES, ())
+    text = plot(rows, planned())
+    assert "memory limit" in text and plot(rows, planned()) == text
     axis = PlotAxis.of([1.0, 3.0], 0.0, 100.0)
     assert axis.at(1.0) < axis.at(2.0) < axis.at(3.0) and axis.at(2.0) == pytest.approx(50)
     wide = PlotAxis.of([1.0, 100.0], 0.0, 100.0)
@@ -86,9 +86,9 @@ def test_marks_are_few_and_round(values: tuple[float, float]) -> None:
 def test_two_packages_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from autoshard.package import output_folder
 
-    made = {"a": built(mlp_graph(3, 64, 128)), "b": built(mlp_graph(3, 64, 128), "dp=4", seed=1)}
-    for name, own in made.items():
-        output_folder.write_package(tmp_path / name, package_files.package_files(own))
+    packages = {"a": built(mlp_graph(3, 64, 128)), "b": built(mlp_graph(3, 64, 128), "dp=4", seed=1)}
+    for name, package in packages.items():
+        output_folder.write_package(tmp_path / name, package_files.package_files(package))
     assert commands.main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "a" / "diff.html")
     text = (tmp_path / "a" / "diff.html").read_text(encoding="utf-8")
@@ -97,12 +97,12 @@ def test_two_packages_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = " ".join(page.text)
     for words in ("dp=2,tp=2", "dp=4", "predicted step", "B - A", "Decisions that differ", "exposed all-reduce"):
         assert words in said
-    assert text == package_files.diff_text(made["a"], made["b"])
+    assert text == package_files.diff_text(packages["a"], packages["b"])
 
 
 def test_a_plan_compared_with_itself_differs_nowhere() -> None:
-    made = built()
-    said = " ".join(checked(package_files.diff_text(made, made)).text)
+    package = built()
+    said = " ".join(checked(package_files.diff_text(package, package)).text)
     assert "None differs." in said and "+0 s" in said
 
 

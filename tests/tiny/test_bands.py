@@ -53,8 +53,8 @@ def test_the_weakest_figures_that_matter_name_the_kind():
 
 def test_another_dtype_than_was_fitted_is_less_sure():
     assert A100.fitted_dtypes == ("bfloat16",)
-    own, other = (step_band(A100, {"matmul": 1.0}, dtype) for dtype in ("bfloat16", "float32"))
-    assert own.error < 0.1 and own.kind == "measured"
+    fitted, other = (step_band(A100, {"matmul": 1.0}, dtype) for dtype in ("bfloat16", "float32"))
+    assert fitted.error < 0.1 and fitted.kind == "measured"
     assert other.error == 0.2 and other.kind == "datasheet"
     assert step_band(A100, {"collective": 1.0}, "float32") == step_band(A100, {"collective": 1.0})
     assert "matmuls ±9% (measured, bfloat16)" in provenance(A100)

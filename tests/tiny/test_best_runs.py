@@ -39,24 +39,24 @@ def oracle() -> list[Any]:
 
 
 def test_the_best_of_a_small_space_are_the_best_of_all(oracle: list[Any]) -> None:
-    found = best_runs(replace(SPACE, fixed={"tp": 2}), SMALL_MEMORY, 5)
+    result = best_runs(replace(SPACE, fixed={"tp": 2}), SMALL_MEMORY, 5)
     fitting = sorted(m.step_seconds for m in oracle if m.memory.peak <= SMALL_MEMORY.usable_memory_bytes)
-    assert (found.possible, found.fitting) == (len(oracle), len(fitting)) and 0 < len(fitting) < len(oracle)
-    assert [made.step_seconds for made in found.best] == pytest.approx(fitting[:5])
-    assert found.simulated < found.fitting
-    rest = sorted(fitting)[found.simulated :]
-    assert found.others_seconds <= rest[0] * (1 + 1e-9) or found.others_seconds >= fitting[4]
+    assert (result.possible, result.fitting) == (len(oracle), len(fitting)) and 0 < len(fitting) < len(oracle)
+    assert [step.step_seconds for step in result.best] == pytest.approx(fitting[:5])
+    assert result.simulated < result.fitting
+    tail = sorted(fitting)[result.simulated :]
+    assert result.others_seconds <= tail[0] * (1 + 1e-9) or result.others_seconds >= fitting[4]
 
 
 def test_no_bound_is_above_what_is_simulated_and_memory_is_the_same(oracle: list[Any]) -> None:
     ratios = []
-    for made in oracle:
-        built = program_of(MODEL, made.run, SMALL_MEMORY)
-        bound = least_seconds(MODEL, made.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY))
-        assert bound <= made.step_seconds * (1 + 1e-9), made.run
-        assert least_alone(MODEL, made.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY)) <= bound * (1 + 1e-9), made.run
-        ratios.append(bound / made.step_seconds)
-        assert fullest(MODEL, made.run, built).peak == pytest.approx(made.memory.peak), made.run
+    for step in oracle:
+        built = program_of(MODEL, step.run, SMALL_MEMORY)
+        bound = least_seconds(MODEL, step.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY))
+        assert bound <= step.step_seconds * (1 + 1e-9), step.run
+        assert least_alone(MODEL, step.run, built, SMALL_MEMORY, host_of(SMALL_MEMORY)) <= bound * (1 + 1e-9), step.run
+        ratios.append(bound / step.step_seconds)
+        assert fullest(MODEL, step.run, built).peak == pytest.approx(step.memory.peak), step.run
     assert sum(ratios) / len(ratios) > 0.9  # a bound that is far below sorts nothing
 
 
@@ -77,14 +77,14 @@ def test_a_device_stores_what_it_computes_with_on_any_links(dp: int, tp: int, ex
 def test_a_bound_is_made_exact_only_where_its_first_one_does_not_say_enough() -> None:
     first, exact = {2: 1.0, 4: 2.0, 8: 3.0, 16: 9.0}, {2: 5.0, 4: 2.5, 8: 3.0, 16: 9.5}
     runs_of = {size: TrainingRun(16, size) for size in first}
-    made: list[int] = []
+    bounded: list[int] = []
 
     def bound(run: TrainingRun) -> float:
-        made.append(run.micro_batch)
+        bounded.append(run.micro_batch)
         return exact[run.micro_batch]
 
     order = best_first([(first[size], size, runs_of[size]) for size in first], bound)
-    assert [(next(order)[1].micro_batch, sorted(made)) for _ in range(3)] == [
+    assert [(next(order)[1].micro_batch, sorted(bounded)) for _ in range(3)] == [
         (4, [2, 4]),
         (8, [2, 4, 8]),
         (2, [2, 4, 8]),
@@ -96,10 +96,10 @@ def test_layers_that_stages_do_not_divide() -> None:
     """Bound and memory of every configuration of seven layers: some have stages of unequal size."""
     model, uneven = replace(MODEL, layers=7), 0
     for run in runs(RunSpace(model, TrainingRun(16, 2), 8, {"tp": 1, "zero": 1, "micro_batch": 2}), SMALL_MEMORY):
-        built, made = program_of(model, run, SMALL_MEMORY), estimate(model, run, SMALL_MEMORY)
+        built, step = program_of(model, run, SMALL_MEMORY), estimate(model, run, SMALL_MEMORY)
         bound = least_seconds(model, run, built, SMALL_MEMORY, host_of(SMALL_MEMORY))
-        assert bound <= made.step_seconds * (1 + 1e-9), run
-        assert fullest(model, run, built).peak == pytest.approx(made.memory.peak), run
+        assert bound <= step.step_seconds * (1 + 1e-9), run
+        assert fullest(model, run, built).peak == pytest.approx(step.memory.peak), run
         uneven += run.pp in (2, 4)
     assert uneven >= 6
 
@@ -107,30 +107,30 @@ def test_layers_that_stages_do_not_divide() -> None:
 def test_the_space_by_hand() -> None:
     """Two devices without tensor parallelism: two replicas, or two stages of four layers in 1, 2 or 4 chunks."""
     space = RunSpace(MODEL, TrainingRun(4, 1), 2, {"tp": 1, "recompute": "none", "zero": 0})
-    found = {(run.dp, run.pp, run.interleave, run.micro_batch) for run in runs(space, A100)}
+    degrees = {(run.dp, run.pp, run.interleave, run.micro_batch) for run in runs(space, A100)}
     replicas = {(2, 1, 1, size) for size in (1, 2)}
     stages = {(1, 2, 1, size) for size in (1, 2, 4)}
     chunks = {(1, 2, chunks, size) for chunks in (2, 4) for size in (1, 2)}  # micro-batches in multiples of two
-    assert found == replicas | stages | chunks
+    assert degrees == replicas | stages | chunks
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
 def test_nothing_is_left_out_of_the_space() -> None:
     """What every degree may be on two devices; one replica shards nothing, FSDP always does."""
-    found = list(runs(RunSpace(MODEL, TrainingRun(4, 1), 2, {}), A100))
-    assert len(found) == len(set(found))
-    assert {(r.tp, r.pp, r.dp) for r in found} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
-    assert {r.zero for r in found if r.dp == 2} == {0, 1, 2, 3} and {r.zero for r in found if r.dp == 1} == {0}
-    assert {r.recompute for r in found} == {"none", "selective", "full"}
-    assert {(r.tp, r.sequence_parallel) for r in found} == {(1, False), (2, False), (2, True)}
+    listed = list(runs(RunSpace(MODEL, TrainingRun(4, 1), 2, {}), A100))
+    assert len(listed) == len(set(listed))
+    assert {(r.tp, r.pp, r.dp) for r in listed} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
+    assert {r.zero for r in listed if r.dp == 2} == {0, 1, 2, 3} and {r.zero for r in listed if r.dp == 1} == {0}
+    assert {r.recompute for r in listed} == {"none", "selective", "full"}
+    assert {(r.tp, r.sequence_parallel) for r in listed} == {(1, False), (2, False), (2, True)}
     sharded = RunSpace(MODEL, TrainingRun(4, 1, precision="bf16-fsdp"), 2, {"tp": 1, "pp": 1})
     assert {r.zero for r in runs(sharded, A100)} == {2, 3}
 
 
 def test_what_is_fixed_stays() -> None:
     fixed = {"tp": 4, "sequence_parallel": True, "zero": 1, "micro_batch": 2, "recompute": "full"}
-    found = list(runs(replace(SPACE, fixed=fixed), A100))
-    assert found and all(getattr(run, name) == value for run in found for name, value in fixed.items())
+    listed = list(runs(replace(SPACE, fixed=fixed), A100))
+    assert listed and all(getattr(run, name) == value for run in listed for name, value in fixed.items())
     with pytest.raises(UsageError, match="can't fix shard"):
         list(runs(replace(SPACE, fixed={"shard": 2}), A100))
 
@@ -174,9 +174,9 @@ WORDS = ["estimate", "--hardware", "a100-80g-sxm", "--layers", "8", "--hidden", 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*WORDS, "--devices", "8", "--search", "--tp", "2", "--recompute", "none", "--top", "3"]
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["best"]) == 3 and all(made["run"]["tp"] == 2 for made in found["best"])
-    assert found["others_seconds"] is None or math.isfinite(found["others_seconds"])
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["best"]) == 3 and all(row["run"]["tp"] == 2 for row in answer["best"])
+    assert answer["others_seconds"] is None or math.isfinite(answer["others_seconds"])
     assert main(words) == 0
     shown = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 80 for line in shown if line.startswith("   "))
@@ -202,25 +202,25 @@ def test_long_sequences_are_shared_where_that_is_faster() -> None:
     assert {run.cp for run in runs(replace(LONG, fixed=LONG.fixed | {"cp": 8}), A100)} == set()  # no replica is left
     for other in (replace(LONG, model=replace(LONG.model, attention="unfused")), SPACE):
         assert {run.cp for run in runs(other, A100)} == {1}
-    found = best_runs(LONG, A100, 3)
-    made = sorted(m.step_seconds for m in everything(LONG, A100) if m.memory.fits(A100))
-    assert [own.step_seconds for own in found.best] == pytest.approx(made[:3])
+    result = best_runs(LONG, A100, 3)
+    seconds = sorted(m.step_seconds for m in everything(LONG, A100) if m.memory.fits(A100))
+    assert [step.step_seconds for step in result.best] == pytest.approx(seconds[:3])
     few = best_runs(replace(LONG, run=TrainingRun(2, 1)), A100, 1)  # two sequences for four groups of devices
     assert few.best[0].run.cp > 1
 
 
 def test_the_front_is_that_of_all(oracle: list[Any]) -> None:
     space = replace(SPACE, fixed={"tp": 2})
-    found = best_runs(space, SMALL_MEMORY, 2, front=True)
-    fitting = [(own.step_seconds, own.memory.peak) for own in oracle if own.memory.fits(SMALL_MEMORY)]
+    result = best_runs(space, SMALL_MEMORY, 2, front=True)
+    fitting = [(step.step_seconds, step.memory.peak) for step in oracle if step.memory.fits(SMALL_MEMORY)]
     front, least = [], math.inf
     for seconds, peak in sorted(fitting):
         if peak < least:
             front.append((seconds, peak))
             least = peak
     assert len(front) > 2 and not best_runs(space, SMALL_MEMORY, 2).front
-    assert [own.step_seconds for own in found.front] == pytest.approx([seconds for seconds, _ in front])
-    assert [own.memory.peak for own in found.front] == pytest.approx([peak for _, peak in front])
+    assert [step.step_seconds for step in result.front] == pytest.approx([seconds for seconds, _ in front])
+    assert [step.memory.peak for step in result.front] == pytest.approx([peak for _, peak in front])
 
 
 def test_the_command_draws_the_front(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,16 +39,16 @@ def constants_of(hardware: Hardware, group: str) -> dict[str, float]:
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 64), (512, 1024, 4096), (8192, 8192, 8192)])
 def test_products_as_the_search_prices_them(m, n, k):
     rows = {name: np.array([float(value)]) for name, value in (("m", m), ("n", n), ("k", k), ("item_bytes", 2))}
-    own = Products(A100.peak_flops("bfloat16"), A100.memory_bandwidth, A100.constant("matmul.fill"))
+    family = Products(A100.peak_flops("bfloat16"), A100.memory_bandwidth, A100.constant("matmul.fill"))
     x, w, y = (LocalTensor(shape, "bfloat16", False) for shape in ((m, k), (n, k), (m, n)))
     priced = local_op_seconds(A100, LocalOp("aten.linear", (x, w, None), (y,)))[0]
-    assert own.seconds(constants_of(A100, "matmul"), rows)[0] == pytest.approx(priced)
+    assert family.seconds(constants_of(A100, "matmul"), rows)[0] == pytest.approx(priced)
 
 
 def test_attention_as_the_search_prices_it():
     sizes = {"batch": 4, "length": 2048, "heads": 16, "kv_heads": 4, "head_dim": 64, "item_bytes": 2}
-    own = Attention(A100.peak_flops("bfloat16"), A100.memory_bandwidth)
-    fitted = own.seconds(constants_of(A100, "attention"), {key: np.array([float(v)]) for key, v in sizes.items()})
+    family = Attention(A100.peak_flops("bfloat16"), A100.memory_bandwidth)
+    fitted = family.seconds(constants_of(A100, "attention"), {key: np.array([float(v)]) for key, v in sizes.items()})
     query, key = (LocalTensor((4, heads, 2048, 64), "bfloat16", False) for heads in (16, 4))
     op = LocalOp("aten.scaled_dot_product_attention", (query, key, key), (query,), causal=True)
     assert fitted[0] == pytest.approx(local_op_seconds(A100, op)[0])
@@ -134,9 +134,9 @@ MEASURED = measured()
 
 
 def test_a_calibration_finds_the_constants():
-    made = calibrate(MEASURED, CPU, "float32", "a test")
-    assert {family.name: family.error < 0.03 for family in made.families} == dict.fromkeys(TRUE, True)
-    entries = {entry.key: entry.value for entry in made.entries}
+    calibration = calibrate(MEASURED, CPU, "float32", "a test")
+    assert {family.name: family.error < 0.03 for family in calibration.families} == dict.fromkeys(TRUE, True)
+    entries = {entry.key: entry.value for entry in calibration.entries}
     assert entries["matmul.compute"] == pytest.approx(0.7, rel=0.05)
     assert entries["matmul.wgrad"] == pytest.approx(0.8, rel=0.05) and entries["matmul.dgrad"] == pytest.approx(
         1.0, rel=0.05
@@ -144,7 +144,7 @@ def test_a_calibration_finds_the_constants():
     assert entries["attention.backward"] == pytest.approx(0.8, rel=0.05)
     assert entries["memory.elementwise"] == pytest.approx(0.3, rel=0.1)
     assert entries["collective.ring.scatter"] == pytest.approx(0.5, rel=0.1)
-    assert made.launch_seconds == pytest.approx(3e-6, rel=0.1)
+    assert calibration.launch_seconds == pytest.approx(3e-6, rel=0.1)
 
 
 def test_one_disturbed_measurement_changes_little():
@@ -180,9 +180,9 @@ def test_held_out_rows_are_not_fitted():
 
 def test_shapes_stay_within_the_device():
     for rate, largest in ((1e11, 2**22), (3e14, 2**28)):
-        found = products(rate, largest, np.random.default_rng(0))
-        assert len(found) == 40 and max(2 * row["m"] * row["n"] * row["k"] for row in found) <= 0.03 * rate
-        assert max(row["m"] * row["n"] for row in found) <= largest
+        shapes = products(rate, largest, np.random.default_rng(0))
+        assert len(shapes) == 40 and max(2 * row["m"] * row["n"] * row["k"] for row in shapes) <= 0.03 * rate
+        assert max(row["m"] * row["n"] for row in shapes) <= largest
         assert len(attentions(rate, np.random.default_rng(0))) == 40
     assert group_sizes(8) == [2, 4, 8] and group_sizes(6) == [2, 4, 6] and group_sizes(2) == [2]
     assert message_bytes(2**14) == [2**10, 2**11, 2**12, 2**13, 2**14]
@@ -264,23 +264,23 @@ def test_the_network_is_found(name):
     """A network of a third of the bandwidth and four times the latency is told as that."""
     datasheet = load_hardware(name)
     level = level_between_nodes(datasheet)
-    own = datasheet.links[level]
-    slow = replace(own, bandwidth=own.bandwidth / 3, latency_seconds=own.latency_seconds * 4)
+    link = datasheet.links[level]
+    slow = replace(link, bandwidth=link.bandwidth / 3, latency_seconds=link.latency_seconds * 4)
     true = replace(datasheet, links=(*datasheet.links[:level], slow, *datasheet.links[level + 1 :]))
-    found = network_fit({"between": across(true, (0,)), "whole": across(true, (0, 1))}, datasheet)
-    assert found.bandwidth == pytest.approx(own.bandwidth * own.efficiency / 3, rel=0.02)
-    assert found.latency_seconds == pytest.approx(own.latency_seconds * 4, rel=0.05)
-    assert found.error < 0.02 and found.whole_error < 0.02
-    written = parse_hardware(with_network(datasheet.text, found, datasheet, "a test"))
+    fitted = network_fit({"between": across(true, (0,)), "whole": across(true, (0, 1))}, datasheet)
+    assert fitted.bandwidth == pytest.approx(link.bandwidth * link.efficiency / 3, rel=0.02)
+    assert fitted.latency_seconds == pytest.approx(link.latency_seconds * 4, rel=0.05)
+    assert fitted.error < 0.02 and fitted.whole_error < 0.02
+    written = parse_hardware(with_network(datasheet.text, fitted, datasheet, "a test"))
     mesh = Mesh((("node", 4), ("device", datasheet.devices_per_node)))
     for axes in ((0,), (0, 1)):
         for kind in KIND:
             predicted = joint_seconds(written, mesh, axes, kind, 2.0**24)
             assert predicted == pytest.approx(joint_seconds(true, mesh, axes, kind, 2.0**24), rel=0.03)
     assert written.links[:level] == datasheet.links[:level]
-    assert written.links[level].bandwidth == own.bandwidth  # the datasheet's stands beside what was measured
-    again = with_network(written.text, replace(found, bandwidth=1e9), written, "another test")
-    assert parse_hardware(again).links[level].efficiency * own.bandwidth == pytest.approx(1e9)
+    assert written.links[level].bandwidth == link.bandwidth  # the datasheet's stands beside what was measured
+    rewritten = with_network(written.text, replace(fitted, bandwidth=1e9), written, "another test")
+    assert parse_hardware(rewritten).links[level].efficiency * link.bandwidth == pytest.approx(1e9)
 
 
 def test_a_profile_of_one_node_has_no_network():

@@ -90,8 +90,8 @@ def test_bad_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
-    found, out, err = run(plan_words(graph_file, tmp_path / "out", **options), capsys)
-    assert found == code
+    exit_code, out, err = run(plan_words(graph_file, tmp_path / "out", **options), capsys)
+    assert exit_code == code
     assert message in err
     assert "Traceback" not in err
     assert out == ""
@@ -123,8 +123,8 @@ def test_what_is_cheap_to_see_is_told_before_torch_is_imported(
     (tmp_path / "model.py").write_text("raise SystemExit('imported')\n", encoding="utf-8")
     monkeypatch.setattr("autoshard.workflow.read_graph", lambda request: pytest.fail("captured"))
     where = [] if "--hardware" in more else ["--hardware", "a100-80g-sxm"]
-    found, out, err = run(["plan", *more, *where, "--mesh", "dp=2"], capsys)
-    assert (found, out) == (code, "")
+    exit_code, out, err = run(["plan", *more, *where, "--mesh", "dp=2"], capsys)
+    assert (exit_code, out) == (code, "")
     assert message in err and "  try: " in err
 
 
@@ -255,7 +255,7 @@ def test_every_verb_that_writes_takes_both_names_for_where() -> None:
     """Strangers type `plan -o` and `report --out`."""
     verbs = commands.parser(commands.VERBS)._subparsers._group_actions[0].choices
     names = {verb: {o for action in parser._actions for o in action.option_strings} for verb, parser in verbs.items()}
-    writing = {verb for verb, own in names.items() if own & {"-o", "--out", "--output"}}
+    writing = {verb for verb, options in names.items() if options & {"-o", "--out", "--output"}}
     assert {"trace", "plan", "simulate", "compare", "report", "estimate", "calibrate"} <= writing
     assert all({"-o", "--out"} <= names[verb] for verb in writing)
 

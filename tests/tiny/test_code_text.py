@@ -28,9 +28,9 @@ def test_an_identifier_is_what_the_parser_sees(text: str) -> None:
 
 
 def test_good_names_stay_and_others_differ() -> None:
-    found = distinct(["a b", "a_b", "class", "a-b", "x", "forward", "a_b2"], {"forward"})
-    assert {name: found[name] for name in ("a_b", "x", "a_b2")} == {"a_b": "a_b", "x": "x", "a_b2": "a_b2"}
-    assert len(set(found.values())) == 7 and found["forward"] == "forward_" and found["class"] == "class_"
+    renamed = distinct(["a b", "a_b", "class", "a-b", "x", "forward", "a_b2"], {"forward"})
+    assert {name: renamed[name] for name in ("a_b", "x", "a_b2")} == {"a_b": "a_b", "x": "x", "a_b2": "a_b2"}
+    assert len(set(renamed.values())) == 7 and renamed["forward"] == "forward_" and renamed["class"] == "class_"
 
 
 @pytest.mark.parametrize("text", NASTY)

@@ -66,8 +66,8 @@ def link(hardware: Hardware, mesh: str, axis: str):
     ],
 )
 def test_the_real_link(hardware, mesh, axis, name, bandwidth):
-    found = link(hardware, mesh, axis)
-    assert (found.name, found.ring_bandwidth) == (name, near(bandwidth))
+    real_link = link(hardware, mesh, axis)
+    assert (real_link.name, real_link.ring_bandwidth) == (name, near(bandwidth))
 
 
 def test_latency_is_that_of_the_slowest_level_crossed():

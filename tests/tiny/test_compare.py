@@ -54,20 +54,20 @@ def measured(tmp_path: Path, events: list[Any]) -> MeasuredStep:
 def test_a_step_of_a_cpu_by_hand(tmp_path: Path) -> None:
     """The first of three steps warms up, however long it takes."""
     events = [*step_spans(0), *step_spans(10), *step_spans(20), span("aten::linear", -500, 400)]
-    found = measured(tmp_path, events)
-    assert found.steps == 2 and found.step_seconds == pytest.approx(10e-3)
-    own = {(item.name, item.phase): item.seconds for item in found.items}
-    assert own == pytest.approx(
+    timing = measured(tmp_path, events)
+    assert timing.steps == 2 and timing.step_seconds == pytest.approx(10e-3)
+    seconds = {(item.name, item.phase): item.seconds for item in timing.items}
+    assert seconds == pytest.approx(
         {("linear", "forward"): 2e-3, ("linear", "backward"): 3e-3, ("all_reduce", "forward"): 4e-3,
          ("fused_adamw", "optimizer"): 1e-3}
     )  # fmt: skip
-    assert found.compute_seconds == pytest.approx(6e-3) and found.waiting_seconds == pytest.approx(4e-3)
+    assert timing.compute_seconds == pytest.approx(6e-3) and timing.waiting_seconds == pytest.approx(4e-3)
 
 
 def test_marked_steps_are_preferred(tmp_path: Path) -> None:
     marks = [span(f"ProfilerStep#{n}", 5 * n, 5, thread=9, category="user_annotation") for n in range(1, 4)]
-    found = measured(tmp_path, [*marks, *step_spans(10)])
-    assert found.steps == 2 and found.step_seconds == pytest.approx(5e-3)
+    timing = measured(tmp_path, [*marks, *step_spans(10)])
+    assert timing.steps == 2 and timing.step_seconds == pytest.approx(5e-3)
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +90,11 @@ def compared(predicted: Any, trace: Any, tmp_path: Path) -> Comparison:
 
 def test_a_simulated_trace_is_the_prediction(tmp_path: Path, predicted: Any) -> None:
     """Round trip over the profiler's format: kernels by their launches, collectives with their ranks, no difference."""
-    found = compared(predicted, trace_of(predicted), tmp_path)
-    assert found.on_device and found.steps == 2 and found.step.difference_seconds == pytest.approx(0, abs=1e-9)
-    assert {row.name for row in found.collectives} == {"all_reduce of 2"}
-    assert {"linear, forward", "linear, backward", "relu, forward", "optimizer"} <= {r.name for r in found.operators}
-    for row in (*found.operators, *found.collectives, *found.streams):
+    result = compared(predicted, trace_of(predicted), tmp_path)
+    assert result.on_device and result.steps == 2 and result.step.difference_seconds == pytest.approx(0, abs=1e-9)
+    assert {row.name for row in result.collectives} == {"all_reduce of 2"}
+    assert {"linear, forward", "linear, backward", "relu, forward", "optimizer"} <= {r.name for r in result.operators}
+    for row in (*result.operators, *result.collectives, *result.streams):
         assert row.predicted_seconds is not None and row.measured_seconds is not None, row
         assert row.difference_seconds == pytest.approx(0, abs=1e-8), row
 
@@ -103,10 +103,10 @@ def test_what_is_left_of_a_step_by_rounding_is_nothing(tmp_path: Path, predicted
     timeline, program, graph = predicted
     computed = compared(predicted, trace_of(predicted), tmp_path).streams[0].predicted_seconds
     assert computed is not None
-    for step, rest in ((computed * (1 + 1e-15), 0.0), (computed * 1.5, computed / 2)):
-        own = replace(timeline, step_seconds=step), program, graph
-        waiting = compared(own, trace_of(predicted), tmp_path).streams[2]
-        assert waiting.predicted_seconds == pytest.approx(rest, abs=0, rel=1e-9)
+    for step, expected in ((computed * (1 + 1e-15), 0.0), (computed * 1.5, computed / 2)):
+        changed = replace(timeline, step_seconds=step), program, graph
+        waiting = compared(changed, trace_of(predicted), tmp_path).streams[2]
+        assert waiting.predicted_seconds == pytest.approx(expected, abs=0, rel=1e-9)
 
 
 @pytest.mark.parametrize(("slow", "name"), [("ncclDevKernel_AllReduce", "all_reduce of 2"), ("h0", "linear, forward")])
@@ -116,12 +116,12 @@ def test_the_largest_difference_is_named(tmp_path: Path, predicted: Any, slow: s
     late = [e for e in trace["traceEvents"] if e.get("cat") == "kernel" and e["name"].startswith(slow)]
     for event in [e for e in late if e["args"]["phase"] == "forward"]:
         event["dur"] += 1e6
-    found = compared(predicted, trace, tmp_path)
-    assert late and found.largest.name == name
-    shown = text(found)
+    result = compared(predicted, trace, tmp_path)
+    assert late and result.largest.name == name
+    shown = text(result)
     assert f"Most of the difference: {name}" in shown
     assert all(len(line) <= 80 for line in shown.splitlines())
-    assert as_dict(found)["largest"]["name"] == name
+    assert as_dict(result)["largest"]["name"] == name
 
 
 @pytest.mark.parametrize(

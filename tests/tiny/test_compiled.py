@@ -37,9 +37,9 @@ WIDE = 5632 / 2048  # of the feed-forward layer, in streams
 def kernels_of(built: BuiltTransformer) -> dict[str, _Kernel]:
     """Of the last layer, by their operators."""
     kernels = kernel_groups(built.program, built.graph)
-    made = [_Kernel(built.program, built.graph, kernels, number) for number in range(len(kernels.groups))]
-    own = [kernel for kernel in made if kernel.steps[0].module.startswith(layer(1))]
-    return {" ".join(step.target.partition(".")[2] for step in kernel.steps): kernel for kernel in own}
+    all_kernels = [_Kernel(built.program, built.graph, kernels, number) for number in range(len(kernels.groups))]
+    selected = [kernel for kernel in all_kernels if kernel.steps[0].module.startswith(layer(1))]
+    return {" ".join(step.target.partition(".")[2] for step in kernel.steps): kernel for kernel in selected}
 
 
 def streams(sizes: tuple[float, ...]) -> list[float]:
@@ -48,9 +48,9 @@ def streams(sizes: tuple[float, ...]) -> list[float]:
 
 def test_a_layer_is_six_kernels_between_its_products() -> None:
     built = build(LLAMA, ONE, H100)
-    found = kernels_of(built)
+    kernels = kernels_of(built)
     rotation = "rotate_half mul mul add"
-    assert [*found] == ["rms_norm", rotation, "add rms_norm", "silu mul", "add"]  # the rotation twice
+    assert [*kernels] == ["rms_norm", rotation, "add rms_norm", "silu mul", "add"]  # the rotation twice
     groups = kernel_groups(built.program, built.graph).groups
     targets = [built.program.instructions[i] for group in groups for i in group]
     assert all(record(i.target).work is None for i in targets if isinstance(i, Compute))
@@ -58,15 +58,15 @@ def test_a_layer_is_six_kernels_between_its_products() -> None:
 
 def test_kernels_read_and_write_once() -> None:
     """By hand: streams that each kernel passes forward, and backward (then that of the norm's weight)."""
-    found = kernels_of(build(LLAMA, ONE, H100))
-    assert round(found["silu mul"].forward_bytes() / STREAM, 2) == round(3 * WIDE, 2)  # gate, up, product
-    assert streams(found["silu mul"].backward_bytes()) == [round(5 * WIDE, 2)]  # its gradient, both, both gradients
-    assert round(found["add rms_norm"].forward_bytes() / STREAM, 1) == 4  # two, their sum, the norm
+    kernels = kernels_of(build(LLAMA, ONE, H100))
+    assert round(kernels["silu mul"].forward_bytes() / STREAM, 2) == round(3 * WIDE, 2)  # gate, up, product
+    assert streams(kernels["silu mul"].backward_bytes()) == [round(5 * WIDE, 2)]  # its gradient, both, both gradients
+    assert round(kernels["add rms_norm"].forward_bytes() / STREAM, 1) == 4  # two, their sum, the norm
     # Gradients of the norm from up and gate and of the sum from the next layer, the sum; one gradient for both.
-    assert streams(found["add rms_norm"].backward_bytes()) == [5.0, 4.0]
+    assert streams(kernels["add rms_norm"].backward_bytes()) == [5.0, 4.0]
     # From q, k and v, the input, what the sum after attention hands on; the gradient.
-    assert streams(found["rms_norm"].backward_bytes()) == [6.0, 4.0]
-    assert found["add"].backward_bytes() == ()  # it hands its gradient on
+    assert streams(kernels["rms_norm"].backward_bytes()) == [6.0, 4.0]
+    assert kernels["add"].backward_bytes() == ()  # it hands its gradient on
 
 
 def test_a_norm_costs_the_same_however_it_is_written() -> None:
@@ -83,10 +83,10 @@ def test_a_norm_costs_the_same_however_it_is_written() -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 def test_only_what_lies_between_products_is_joined(model: Transformer, tp: int) -> None:
     built = build(model, TrainingRun(4, 4, tp=tp, sequence_parallel=tp > 1), H100)
-    eager, compiled = (pieces(built, H100, own) for own in (False, True))
+    eager, compiled = (pieces(built, H100, is_compiled) for is_compiled in (False, True))
     for name in ("matmul", "attention", "collective"):
-        for way in ("forward_families", "backward_families"):
-            before, after = (dict(getattr(own.layer, way)).get(name, 0.0) for own in (eager, compiled))
+        for families in ("forward_families", "backward_families"):
+            before, after = (dict(getattr(step.layer, families)).get(name, 0.0) for step in (eager, compiled))
             assert after == pytest.approx(before, rel=1e-9)
     assert compiled.layer.forward_kernels < eager.layer.forward_kernels
     assert compiled.layer.forward_seconds < eager.layer.forward_seconds
@@ -99,8 +99,8 @@ def test_only_what_lies_between_products_is_joined(model: Transformer, tp: int) 
 def test_every_kernel_stands_between_the_same_products() -> None:
     """An operator that comes after a product which reads its kernel is in another kernel: the sum that ends a layer."""
     built = build(LLAMA, ONE, H100)
-    found = kernels_of(built)
-    assert found["add rms_norm"].number != found["add"].number
+    kernels = kernels_of(built)
+    assert kernels["add rms_norm"].number != kernels["add"].number
     seconds = fused_seconds(built.program, built.graph, H100)
     for number, members in enumerate(kernel_groups(built.program, built.graph).groups):
         assert seconds[members[-1]][0] > 0, number
@@ -132,13 +132,13 @@ def test_casts_to_float8_are_joined() -> None:
     for eager, joined in zip(cast_passes(local), cast_passes(local, joined=True), strict=True):
         assert sum(joined) < sum(eager)
         assert len(joined) < len(eager)
-    plain, compiled = (pieces(built, H100, own).layer for own in (False, True))
+    plain, compiled = (pieces(built, H100, is_compiled).layer for is_compiled in (False, True))
     assert dict(compiled.forward_families)["matmul"] < dict(plain.forward_families)["matmul"]
 
 
 def test_a_compiled_step_is_a_style_of_its_own() -> None:
     run = TrainingRun(16, 2, 8, zero=3, precision=FSDP, overlap=True)
-    eager, compiled = (estimate(LLAMA, replace(run, compiled=own), H100) for own in (False, True))
+    eager, compiled = (estimate(LLAMA, replace(run, compiled=is_compiled), H100) for is_compiled in (False, True))
     assert compiled.step_seconds < eager.step_seconds
     assert compiled.memory == eager.memory
     assert compiled.band != eager.band
@@ -148,28 +148,28 @@ def test_a_compiled_step_is_a_style_of_its_own() -> None:
 
 def test_the_command_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = "--layers 4 --hidden 1024 --heads 16 --sequence 1024 --vocabulary 50304 --batch 8"
-    for own in ("", "--compiled", "--recompute operators", "--norm rms_norm_apart"):
-        assert main(["estimate", "--hardware", "h100-80g-sxm", *numbers.split(), *own.split(), "--json"]) == 0
+    for options in ("", "--compiled", "--recompute operators", "--norm rms_norm_apart"):
+        assert main(["estimate", "--hardware", "h100-80g-sxm", *numbers.split(), *options.split(), "--json"]) == 0
     assert '"compiled": true' in capsys.readouterr().out
-    for own, shown in (([], False), (["--compiled"], True)):
-        assert main(["estimate", "--hardware", "h100-80g-sxm", *numbers.split(), *own]) == 0
+    for options, shown in (([], False), (["--compiled"], True)):
+        assert main(["estimate", "--hardware", "h100-80g-sxm", *numbers.split(), *options]) == 0
         assert ("ZeRO 0, layers compiled" in capsys.readouterr().out) is shown
 
 
 def test_operators_keep_every_second_product_and_attention() -> None:
     built = build(LLAMA, ONE, H100)
-    kept = [built.program.instructions[i] for i in sorted(kept_operators(built))]
-    names = [i.module.removeprefix(f"{layer(1)}.") for i in kept]
+    saved = [built.program.instructions[i] for i in sorted(kept_operators(built))]
+    names = [i.module.removeprefix(f"{layer(1)}.") for i in saved]
     assert names == ["attention.q", "attention.v", "attention.core", "feedforward.up", "feedforward.down"]
-    works = [record(i.target).work for i in kept if isinstance(i, Compute)]
+    works = [record(i.target).work for i in saved if isinstance(i, Compute)]
     assert all(isinstance(work, Product) or work is Work.ATTENTION for work in works)
 
 
 def test_recomputation_by_operators_lies_between_none_and_all() -> None:
     run = TrainingRun(32, 4, 8, zero=3, precision=FSDP, overlap=True)
-    made = [estimate(LLAMA, replace(run, recompute=own), H100) for own in ("none", "operators", "full")]  # type: ignore[arg-type]
-    assert made[0].step_seconds < made[1].step_seconds < made[2].step_seconds
-    assert made[0].memory.peak > made[1].memory.peak > made[2].memory.peak
-    for own in made:
-        reserved = reserved_memory(own.model, own.run, H100)
-        assert reserved is not None and reserved >= 0.98 * own.memory.peak
+    steps = [estimate(LLAMA, replace(run, recompute=recompute), H100) for recompute in ("none", "operators", "full")]  # type: ignore[arg-type]
+    assert steps[0].step_seconds < steps[1].step_seconds < steps[2].step_seconds
+    assert steps[0].memory.peak > steps[1].memory.peak > steps[2].memory.peak
+    for step in steps:
+        reserved = reserved_memory(step.model, step.run, H100)
+        assert reserved is not None and reserved >= 0.98 * step.memory.peak

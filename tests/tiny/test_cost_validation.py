@@ -37,9 +37,9 @@ def rows(file: str, **wanted: str) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(lines) if all(row[key] == value for key, value in wanted.items())]
 
 
-def mean_error(found: list[dict[str, str]], seconds: Callable[[dict[str, str]], float], measured: str) -> float:
+def mean_error(table: list[dict[str, str]], seconds: Callable[[dict[str, str]], float], measured: str) -> float:
     scale = 1e-3 if measured == "latency_ms" else 1.0
-    return float(np.mean([abs(seconds(row) / (float(row[measured]) * scale) - 1) for row in found]))
+    return float(np.mean([abs(seconds(row) / (float(row[measured]) * scale) - 1) for row in table]))
 
 
 def bf16(*shape: int) -> LocalTensor:
@@ -49,15 +49,15 @@ def bf16(*shape: int) -> LocalTensor:
 @pytest.mark.parametrize(("least", "limits"), [(0, (0.10, 0.08, 0.08, 0.11)), (1024, (0.085, 0.09, 0.08, 0.12))])
 def test_matrix_products(least, limits):
     for (device, hardware), limit in zip(list(BY_NAME.items())[:4], limits, strict=True):
-        found = [row for row in rows("gemm_bf16.csv", device=device) if int(row["m"]) >= least]
+        table = [row for row in rows("gemm_bf16.csv", device=device) if int(row["m"]) >= least]
 
         def seconds(row: dict[str, str], hardware=hardware) -> float:
             m, n, k = (int(row[name]) for name in "mnk")
             op = LocalOp("aten.linear", (bf16(m, k), bf16(n, k), None), (bf16(m, n),))
             return local_op_seconds(hardware, op)[0]
 
-        assert len(found) > 60
-        assert mean_error(found, seconds, "latency_ms") < limit, device
+        assert len(table) > 60
+        assert mean_error(table, seconds, "latency_ms") < limit, device
 
 
 @pytest.mark.parametrize(("device", "kernel", "least", "limit"), [
@@ -65,7 +65,7 @@ def test_matrix_products(least, limits):
     ("h100", "fa3", 0, 0.11), ("h100", "fa3", 2048, 0.07),
 ])  # fmt: skip
 def test_causal_attention(device, kernel, least, limit):
-    found = [
+    table = [
         row
         for row in rows("attention_prefill_bf16.csv", device=device, kernel_source=kernel)
         if int(row["isl"]) >= least and float(row["window_size"] or 0) == 0
@@ -79,8 +79,8 @@ def test_causal_attention(device, kernel, least, limit):
         op = LocalOp("aten.scaled_dot_product_attention", (query, key, key), (query,), causal=True)
         return local_op_seconds(BY_NAME[device], op)[0]
 
-    assert len(found) > 40
-    assert mean_error(found, seconds, "latency_ms") < limit
+    assert len(table) > 40
+    assert mean_error(table, seconds, "latency_ms") < limit
 
 
 def collective(hardware: object, kind: str) -> Callable[[dict[str, str]], float]:
@@ -95,10 +95,10 @@ def test_collectives_in_a_node(low, high, limit):
     names = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
              "alltoall": "all_to_all"}  # fmt: skip
     errors = [
-        mean_error(found, collective(BY_NAME[device], kind), "t")
+        mean_error(table, collective(BY_NAME[device], kind), "t")
         for device in ("a100", "h100", "h200", "b200")
         for name, kind in names.items()
-        if (found := [r for r in rows("nccl_collectives.csv", dev=device, op=name) if low <= float(r["size"]) < high])
+        if (table := [r for r in rows("nccl_collectives.csv", dev=device, op=name) if low <= float(r["size"]) < high])
     ]
     assert len(errors) == 16
     assert np.mean(errors) < limit
@@ -106,22 +106,22 @@ def test_collectives_in_a_node(low, high, limit):
 
 @pytest.mark.parametrize("members", ["2", "4", "7", "8"])
 def test_groups_of_the_hybrid_cube_mesh(members):
-    found = [row for row in rows("nccl_allreduce_v100_a100.csv", dev="v100", n=members) if float(row["size"]) >= 4e8]
-    assert len(found) > 5
-    assert mean_error(found, collective(V100, "all_reduce"), "t") < 0.10
+    table = [row for row in rows("nccl_allreduce_v100_a100.csv", dev="v100", n=members) if float(row["size"]) >= 4e8]
+    assert len(table) > 5
+    assert mean_error(table, collective(V100, "all_reduce"), "t") < 0.10
 
 
 def test_all_reduces_of_another_server():
     """vTrain's A100s, 2 to 8 devices, above 16 MiB: nothing was fitted to them."""
-    found = [row for row in rows("nccl_allreduce_v100_a100.csv", dev="a100") if float(row["size"]) > 2**24]
-    assert len(found) > 100
-    assert mean_error(found, collective(A100, "all_reduce"), "t") < 0.04
+    table = [row for row in rows("nccl_allreduce_v100_a100.csv", dev="a100") if float(row["size"]) > 2**24]
+    assert len(table) > 100
+    assert mean_error(table, collective(A100, "all_reduce"), "t") < 0.04
 
 
 def test_a_head_over_an_unpadded_vocabulary():
     """Of a model 2048 wide; the rate of misaligned products is from models 1024 wide."""
-    found = head_slope(single_rows(DATA), 2048, 1)
+    slope = head_slope(single_rows(DATA), 2048, 1)
     model = Transformer(2, 2048, 16, 1024, 50257, attention="unfused", dropout=True)
-    made = pieces(build(model, TrainingRun(4, 4), A100), A100)
-    ends = sum(piece.forward_seconds + piece.backward_seconds for piece in (made.head, made.embedding)) / 4
-    assert ends / found - 1 == pytest.approx(0.0, abs=0.15)
+    parts = pieces(build(model, TrainingRun(4, 4), A100), A100)
+    ends = sum(piece.forward_seconds + piece.backward_seconds for piece in (parts.head, parts.embedding)) / 4
+    assert ends / slope - 1 == pytest.approx(0.0, abs=0.15)

@@ -85,11 +85,11 @@ ASKED = [
 @pytest.mark.slow
 def test_plans_are_the_same_with_it_and_without(graph_file: Path, folder: Path, tmp_path: Path) -> None:
     """One cache for all, in this order and again: no piece is taken for another's."""
-    alone = [package(graph_file, tmp_path / "out", "--no-cache", *asked) for asked in ASKED]
+    alone = [package(graph_file, tmp_path / "out", "--no-cache", *options) for options in ASKED]
     assert not folder.exists()
     assert len({files["plan.json"] for files in alone}) == len(ASKED)
-    for asked, files in [*zip(ASKED, alone, strict=True), *zip(ASKED[:5], alone, strict=False)]:
-        assert package(graph_file, tmp_path / "out", *asked) == files, asked
+    for options, files in [*zip(ASKED, alone, strict=True), *zip(ASKED[:5], alone, strict=False)]:
+        assert package(graph_file, tmp_path / "out", *options) == files, options
 
 
 def test_another_limit_takes_up_what_was_found(
@@ -149,13 +149,13 @@ def wrong_answers(path: Path) -> bytes:
         said["sites"][0][2] = 10**6
         return json.dumps(said).encode() + b"\n" + arrays
     said = json.loads(body)
-    for name, own in said.items():
-        if "choice" in own:
-            own["choice"][0] = 10**6
-        elif "bound" in own:
-            own["bound"] = "low"
+    for name, answer in said.items():
+        if "choice" in answer:
+            answer["choice"][0] = 10**6
+        elif "bound" in answer:
+            answer["bound"] = "low"
         elif name.startswith("program"):
-            own[0] = None
+            answer[0] = None
         else:
             said[name] = 7
     return json.dumps(said).encode()
@@ -218,7 +218,7 @@ def test_a_key_holds_all_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         {"hardware": replace(HARDWARE, memory_bytes=HARDWARE.memory_bytes + 1)}, {"all_to_all": False},
         {"micro_batches": 2}, {"on_host": frozenset({"table"})},
     ]  # fmt: skip
-    assert {name for own in others for name in own} == {field.name for field in fields(PlanningContext)}
+    assert {name for other in others for name in other} == {field.name for field in fields(PlanningContext)}
     keys = [answers_of(cache, usual).key, answers_of(cache, usual, "fsdp").key]
     keys += [answers_of(cache, replace(usual, **other)).key for other in others]
     assert answers_of(cache, usual).key == keys[0]
@@ -314,9 +314,9 @@ def test_processes_that_write_the_same_and_are_killed(tmp_path: Path) -> None:
         assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
     cache, met = DiskCache(tmp_path), []
     while len(met) < 40:
-        found = cache.read("piece", KEY)
-        if found is not None:
-            met.append(found)
+        cached = cache.read("piece", KEY)
+        if cached is not None:
+            met.append(cached)
         time.sleep(0.005)
     for writer in writers:
         writer.send_signal(signal.SIGKILL)
@@ -332,31 +332,31 @@ def test_processes_that_write_the_same_and_are_killed(tmp_path: Path) -> None:
 
 def objects(formulation: Formulation) -> list[object]:
     """All that may be one object in several places, in order."""
-    problem, found = formulation.problem, list[object]()
+    problem, items = formulation.problem, list[object]()
     for node in problem.nodes:
-        found += [node.seconds, node.bytes]
+        items += [node.seconds, node.bytes]
     for value in problem.values:
-        found += [value.seconds, value.bytes, value.source, *value.targets]
+        items += [value.seconds, value.bytes, value.source, *value.targets]
     for site in formulation.sites:
-        found += [site.layouts, site.strategies]
-    for own in formulation.values:
-        found += [own.sources, own.targets]
-    return found
+        items += [site.layouts, site.strategies]
+    for entry in formulation.values:
+        items += [entry.sources, entry.targets]
+    return items
 
 
-def pattern(found: list[object]) -> list[int]:
+def pattern(items: list[object]) -> list[int]:
     """Which of them are one."""
     numbers: dict[int, int] = {}
-    return [numbers.setdefault(id(item), len(numbers)) for item in found]
+    return [numbers.setdefault(id(item), len(numbers)) for item in items]
 
 
 @pytest.mark.parametrize("mesh", ["dp=2,tp=2", "a=2,b=3,c=2"])
 def test_a_formulation_is_read_back(mesh: str) -> None:
     """Every number to the last bit, and as it lies in memory; what was one object is one."""
-    graph, own = mlp_graph(2, 48, 96), Mesh.parse(mesh)
-    made = formulate(PlanningContext(graph, own, HARDWARE), capacity_bytes=1e9)
-    read = formulation_store.loads(formulation_store.dumps(made), made.context).within(1e9)
-    before, after = objects(made), objects(read)
+    graph, parsed = mlp_graph(2, 48, 96), Mesh.parse(mesh)
+    fresh = formulate(PlanningContext(graph, parsed, HARDWARE), capacity_bytes=1e9)
+    read = formulation_store.loads(formulation_store.dumps(fresh), fresh.context).within(1e9)
+    before, after = objects(fresh), objects(read)
     assert pattern(before) == pattern(after)
     for one, other in zip(before, after, strict=True):
         if isinstance(one, np.ndarray):
@@ -369,12 +369,12 @@ def test_a_formulation_is_read_back(mesh: str) -> None:
         else:
             assert one == other
     for name in ("name", "interval"):
-        assert [getattr(n, name) for n in made.problem.nodes] == [getattr(n, name) for n in read.problem.nodes]
+        assert [getattr(n, name) for n in fresh.problem.nodes] == [getattr(n, name) for n in read.problem.nodes]
     for name in ("name", "producer", "consumers", "intervals"):
-        assert [getattr(v, name) for v in made.problem.values] == [getattr(v, name) for v in read.problem.values]
-    assert [(s.kind, s.name) for s in made.sites] == [(s.kind, s.name) for s in read.sites]
-    assert [(v.tensor, v.tied) for v in made.values] == [(v.tensor, v.tied) for v in read.values]
-    assert (made.problem.capacity_bytes, made.problem.horizon) == (read.problem.capacity_bytes, read.problem.horizon)
+        assert [getattr(v, name) for v in fresh.problem.values] == [getattr(v, name) for v in read.problem.values]
+    assert [(s.kind, s.name) for s in fresh.sites] == [(s.kind, s.name) for s in read.sites]
+    assert [(v.tensor, v.tied) for v in fresh.values] == [(v.tensor, v.tied) for v in read.values]
+    assert (fresh.problem.capacity_bytes, fresh.problem.horizon) == (read.problem.capacity_bytes, read.problem.horizon)
 
 
 def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
@@ -396,9 +396,9 @@ def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
 
 
 def is_its_own(plan: Plan, graph: Graph) -> bool:
-    made = simulate_plan(plan, graph, HARDWARE)
+    simulated = simulate_plan(plan, graph, HARDWARE)
     program = lower(plan, graph)
-    return made.program == program and made.timeline == simulate(program, graph, HARDWARE)
+    return simulated.program == program and simulated.timeline == simulate(program, graph, HARDWARE)
 
 
 def test_a_kept_program_is_that_of_the_plan() -> None:
@@ -406,9 +406,9 @@ def test_a_kept_program_is_that_of_the_plan() -> None:
     plans = [priced(random_plan(PlanningContext(graph, MESH, HARDWARE), seed), graph, HARDWARE) for seed in range(6)]
     assert all(is_its_own(plan, graph) for plan in plans)
     fastest = min(plans, key=lambda plan: plan.predicted_seconds)
-    kept = simulate_plan(fastest, graph, HARDWARE).program
+    program = simulate_plan(fastest, graph, HARDWARE).program
     assert (
-        simulate_plan(replace(fastest, capacity_bytes=1.0), graph, HARDWARE).program is kept
+        simulate_plan(replace(fastest, capacity_bytes=1.0), graph, HARDWARE).program is program
     )  # what is said of it alone
     others = [
         replace(fastest, precision="bf16-mixed"),
@@ -416,7 +416,7 @@ def test_a_kept_program_is_that_of_the_plan() -> None:
         replace(fastest, step=replace(fastest.step, zero=1)),
     ]
     for other in others:
-        assert is_its_own(other, graph) and simulate_plan(other, graph, HARDWARE).program is not kept
+        assert is_its_own(other, graph) and simulate_plan(other, graph, HARDWARE).program is not program
     slower = replace(HARDWARE, launch_seconds=1.0)
     assert (
         simulate_plan(fastest, graph, slower).timeline.step_seconds

@@ -11,13 +11,13 @@ def test_arrays_have_the_number_of_an_equal_one() -> None:
     """By their digests; large ones differ in one entry, wherever it is, or in the sign of a zero."""
     rng = np.random.default_rng(1)
     large = rng.random((70, 40))
-    found: list[np.ndarray] = [large, large.copy(), large.T, np.asfortranarray(large), large.astype(np.float32)]
+    arrays: list[np.ndarray] = [large, large.copy(), large.T, np.asfortranarray(large), large.astype(np.float32)]
     for place in (0, 1, 1399, 2799):
         other = large.copy()
         other.reshape(-1)[place] += 1.0
-        found += [other, other.copy()]
+        arrays += [other, other.copy()]
     zeros = np.zeros(3000)
-    found += [
+    arrays += [
         zeros,
         -zeros,
         zeros.reshape(60, 50),
@@ -27,9 +27,9 @@ def test_arrays_have_the_number_of_an_equal_one() -> None:
         np.zeros(()),
         zeros[::2],
     ]
-    found += [flags := rng.random(9001) < 0.5, flags.copy(), ~flags]
-    contents, known = Contents(found), dict[tuple[object, ...], int]()
-    for array in found:
+    arrays += [flags := rng.random(9001) < 0.5, flags.copy(), ~flags]
+    contents, known = Contents(arrays), dict[tuple[object, ...], int]()
+    for array in arrays:
         key = (array.shape, array.dtype.str, np.ascontiguousarray(array).tobytes())
         assert contents.number(array) == known.setdefault(key, len(known))
     assert len(known) == 17

@@ -160,17 +160,17 @@ POWERS = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 1, 1), (0, 
 TERM = st.tuples(st.sampled_from(POWERS), st.fractions(-6, 6, max_denominator=8).filter(bool))
 
 
-@given(st.lists(TERM, min_size=1, max_size=2, unique_by=lambda own: own[0]), st.integers(0, 10_000))
+@given(st.lists(TERM, min_size=1, max_size=2, unique_by=lambda term: term[0]), st.integers(0, 10_000))
 def test_a_polynomial_is_found_from_its_values(terms: list[tuple[tuple[int, ...], Fraction]], seed: int) -> None:
     sizes = [DynamicSize(name, 8, 4096, 8, 0, ()) for name in ("a", "b", "c")]
     points = points_of(sizes, (4096, 2048 + 8 * (seed % 7), 512))
     wanted = dict(terms)
     values = [value_at(wanted, point) for point in points]
     if all(value.denominator == 1 for value in values):
-        found = polynomial_of([int(value) for value in values], points)
-        assert found is not None
+        polynomial = polynomial_of([int(value) for value in values], points)
+        assert polynomial is not None
         another = tuple(8 * (11 + seed % 89 + n) for n in range(3))
-        assert value_at(found, another) == value_at(wanted, another)
+        assert value_at(polynomial, another) == value_at(wanted, another)
 
 
 def test_a_number_that_rounds_is_none() -> None:

@@ -34,14 +34,14 @@ def made() -> tuple[Graph, Hardware, Formulation]:
 def programs(count: int = 12) -> list[Program]:
     """Of random plans, those with early reductions."""
     graph, _, formulation = made()
-    found = []
+    early = []
     for seed in range(count):
         solution = Solution(formulation.problem, tuple(random_choice(formulation.problem, seed)), 0.0, "random")
         plan = plan_of(formulation, solution, Origin("test"), 1e18, "test")
         program = lower(plan, graph)
         check(program, graph, chosen_strategies(plan, graph))
-        found += [program] if early_linears(program.instructions) else []
-    return found
+        early += [program] if early_linears(program.instructions) else []
+    return early
 
 
 def in_a_row(program: Program) -> Program:

@@ -79,10 +79,10 @@ def residual_program(blocks: int = 3) -> Program:
 def header(program: Program) -> Header:
     inputs = (Input("ids", (4, 6), "int64", "S0 R", 0, 7), Input("target", (4, 6, 8), "float32", "S0 R"))
     words = strategy_words(program)
-    made = Header(
+    bare = Header(
         "0123456789abcdef", "autoshard plan net.py:build", "autoshard 0", "cpu-local", words, inputs, 1e-3, 2**20
     )
-    return replace(made, free_sizes=(FreeSize("batch", UNTRIED.format("batch"), 0, 0),))
+    return replace(bare, free_sizes=(FreeSize("batch", UNTRIED.format("batch"), 0, 0),))
 
 
 def test_an_axis_over_which_nothing_is_cut_is_said_to_divide_nothing() -> None:
@@ -129,8 +129,8 @@ def test_the_package_is_clean_for_the_linter_and_the_compiler(tmp_path: Path) ->
 
 def test_equal_programs_give_equal_text_and_depth_adds_no_code() -> None:
     two, five = residual_program(2), residual_program(5)
-    first, again = (model_file(two, header(two)) for _ in range(2))
-    assert first == again
+    first, second = (model_file(two, header(two)) for _ in range(2))
+    assert first == second
     longer = model_file(five, header(five))
     code = [
         line for line in longer.splitlines() if line not in first.splitlines() and not line.startswith(("h.", "dp"))
@@ -174,15 +174,15 @@ def test_steps_over_several_axes_name_them_and_both_layouts() -> None:
 def test_what_attention_reads_is_named_after_its_operands() -> None:
     """Through every move on the way there."""
     make = Maker(Mesh.parse("dp=2"))
-    x, made = make.input("x", (4, 6, 8), "S0"), []
+    x, operands = make.input("x", (4, 6, 8), "S0"), []
     for n in range(3):
         weight = make.parameter(f"w{n}", (8, 8), "R", "R+")
         y = make.compute("aten.linear", (x, weight, None), [(f"linear_{n}", (4, 6, 8), "S0")])
         y = make.compute("aten.reshape", (y,), [(f"reshape_{n}", (4, 6, 2, 4), "S0")], shape=(2, 6, 2, 4))
         y = make.collective(f"whole_{n}", y, "dp", "R")
         y = make.compute("aten.transpose", (y,), [(f"transpose_{n}", (4, 2, 6, 4), "R")], dim0=1, dim1=2)
-        made.append(make.collective(f"cut_{n}", y, "dp", "S0"))
-    out = make.compute("aten.scaled_dot_product_attention", tuple(made), [("attention", (4, 2, 6, 4), "S0")])
+        operands.append(make.collective(f"cut_{n}", y, "dp", "S0"))
+    out = make.compute("aten.scaled_dot_product_attention", tuple(operands), [("attention", (4, 2, 6, 4), "S0")])
     text = model_file(program := make.program((out,)), header(program))
     forward = text.partition("def forward")[2].partition("def build_model")[0]
     assigned = dict.fromkeys(re.findall(r"^ +(\w+) = ", forward, re.M))

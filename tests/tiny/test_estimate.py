@@ -50,8 +50,8 @@ def test_a_layer_communicates_as_megatron_does(sequence_parallel: bool, kinds: l
     """Two sums a layer in the forward (arXiv:1909.08053); reduce-scatters under sequence parallelism."""
     run = TrainingRun(8, 2, dp=2, tp=2, sequence_parallel=sequence_parallel)
     program = build(SMALL, run, A100).program
-    made = [i for i in program.instructions if isinstance(i, Collective) and i.module.startswith("layers.1")]
-    assert [f"{kind_of(i.before)} {kind_of(i.after)}" for i in made if kind_of(i.before) == "P"] == kinds
+    collectives = [i for i in program.instructions if isinstance(i, Collective) and i.module.startswith("layers.1")]
+    assert [f"{kind_of(i.before)} {kind_of(i.after)}" for i in collectives if kind_of(i.before) == "P"] == kinds
 
 
 def kind_of(placement: Any) -> str:
@@ -65,10 +65,10 @@ def test_one_stage_and_micro_batch_is_the_simulated_program(dp: int, tp: int) ->
     """Two layers are the whole program, so the step is the sum of what `simulate` says, but for bucket copies."""
     model = replace(SMALL, layers=2, hidden=1024, sequence=512)
     run = TrainingRun(4 * dp, 4, dp, tp, precision="fp32")
-    made = estimate(model, run, A100, Host())
+    step = estimate(model, run, A100, Host())
     built = build(model, run, A100)
-    assert made.step_seconds == pytest.approx(simulate(built.program, built.graph, A100).step_seconds, rel=0.05)
-    assert sum(seconds for _, seconds in made.parts) == pytest.approx(made.step_seconds)
+    assert step.step_seconds == pytest.approx(simulate(built.program, built.graph, A100).step_seconds, rel=0.05)
+    assert sum(seconds for _, seconds in step.parts) == pytest.approx(step.step_seconds)
 
 
 def test_activation_memory_is_the_published_one() -> None:
@@ -85,8 +85,8 @@ def test_activation_memory_is_the_published_one() -> None:
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "selective", "full"]))
 def test_recomputing_costs_time_and_saves_memory(pp: int, tp: int, recompute: Any) -> None:
     run = TrainingRun(16, 2, 1, tp, pp)
-    plain, made = estimate(SMALL, run, A100), estimate(SMALL, replace(run, recompute=recompute), A100)
-    assert made.step_seconds >= plain.step_seconds and made.memory.activations <= plain.memory.activations
+    plain, recomputed = estimate(SMALL, run, A100), estimate(SMALL, replace(run, recompute=recompute), A100)
+    assert recomputed.step_seconds >= plain.step_seconds and recomputed.memory.activations <= plain.memory.activations
 
 
 def test_optimizer_sharding_divides_states() -> None:
@@ -142,14 +142,14 @@ def test_more_sharding_costs_time_and_saves_memory(
 ) -> None:
     run = TrainingRun(2 * dp * micro_batches, 2, dp, tp, pp, recompute=recompute, overlap=overlap)
     one, two, three = (estimate(SMALL, replace(run, zero=zero), A100) for zero in (1, 2, 3))
-    seconds = [made.step_seconds for made in (one, two, three)]
+    seconds = [step.step_seconds for step in (one, two, three)]
     assert seconds == sorted(seconds)
     assert overlap or seconds[1] < seconds[2]
     assert overlap or micro_batches == 1 or seconds[0] < seconds[1]
     exposed = [estimate(SMALL, replace(run, zero=zero, overlap=False), A100).step_seconds for zero in (1, 2, 3)]
     assert all(hidden <= plain for hidden, plain in zip(seconds, exposed, strict=True))
-    for made in (one, two, three):
-        assert sum(part for _, part in made.parts) == pytest.approx(made.step_seconds)
+    for step in (one, two, three):
+        assert sum(part for _, part in step.parts) == pytest.approx(step.step_seconds)
 
 
 @settings(max_examples=200, deadline=None)
@@ -215,9 +215,9 @@ def test_the_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "pipeline.json"
     words = ["estimate", "--hardware", "a100-80g-sxm", *WORDS, "--pp", "2", "-o", str(trace), "--json"]
     assert main(words) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert made["devices"] == 2 and made["fits"] is True
-    assert sum(made["parts_seconds"].values()) == pytest.approx(made["step_seconds"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["devices"] == 2 and answer["fits"] is True
+    assert sum(answer["parts_seconds"].values()) == pytest.approx(answer["step_seconds"])
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
     assert len(events) == 2 * 2 * 8  # both ways, on both stages, 8 micro-batches
     assert main(words[:-1]) == 0

@@ -33,8 +33,8 @@ MIXTRAL = Transformer(
 DENSE, EXPERT = 1024 * (2 * 1024 + 2 * 256) + 1024 * 8 + 2 * 1024, 3 * 1024 * 3584  # parameters of a layer
 
 
-def run(ep: int = 1, dp: int = 4, **rest: object) -> TrainingRun:
-    return replace(TrainingRun(8, 1, dp, ep=ep), **rest)  # type: ignore[arg-type]
+def run(ep: int = 1, dp: int = 4, **changes: object) -> TrainingRun:
+    return replace(TrainingRun(8, 1, dp, ep=ep), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("ep", "tp", "cp"), quick_at([(1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (2, 1, 2)], 3, 4))
@@ -46,9 +46,9 @@ def test_a_layer_sends_tokens_and_keeps_experts_where_they_are(ep: int, tp: int,
     sent = [(e.phase, e.collective, e.bytes) for e in events if "ep" in e.axes]
     size = 2 * 2048 // cp * 1024 * 2
     ways = ["forward", "forward", "backward", "backward"]
-    assert sent == [(way, "all_to_all", size) for way in ways if ep > 1]
-    own = held(built, "layers.1")
-    assert own.experts == 8 * EXPERT // ep // tp
+    assert sent == [(direction, "all_to_all", size) for direction in ways if ep > 1]
+    params = held(built, "layers.1")
+    assert params.experts == 8 * EXPERT // ep // tp
     (block,) = (
         i
         for i in built.program.instructions
@@ -65,9 +65,9 @@ def test_parameters_by_hand() -> None:
     assert used_parameters(MIXTRAL) == pytest.approx(4 * (DENSE + 2 * EXPERT) + tables, rel=1e-4)
     shared = replace(MIXTRAL, experts=16, top_k=4, expert_hidden=512, shared_experts=2)
     each = 3 * 1024 * 512
-    found = held(build(shared, run(4), H100), "layers.1")
-    assert found.all - found.experts == DENSE + 1024 * 8 + 2 * each  # eight more in the router; two for every token
-    assert found.experts == 16 * each // 4
+    params = held(build(shared, run(4), H100), "layers.1")
+    assert params.all - params.experts == DENSE + 1024 * 8 + 2 * each  # eight more in the router; two for every token
+    assert params.experts == 16 * each // 4
 
 
 def test_what_replicas_exchange() -> None:
@@ -84,12 +84,12 @@ def test_what_replicas_exchange() -> None:
 
 @pytest.mark.parametrize(("precision", "zeros"), [("bf16", (0, 1, 2, 3)), (FSDP, (2, 3))])
 def test_each_stage_of_zero_saves_memory_and_costs_time(precision: str, zeros: tuple[int, ...]) -> None:
-    made = [estimate(MIXTRAL, run(2, zero=zero, precision=precision), H100, Host()) for zero in zeros]
-    times, peaks = [one.step_seconds for one in made], [one.memory.peak for one in made]
+    steps = [estimate(MIXTRAL, run(2, zero=zero, precision=precision), H100, Host()) for zero in zeros]
+    times, peaks = [one.step_seconds for one in steps], [one.memory.peak for one in steps]
     assert sorted(times[1:]) == times[1:] and sorted(peaks, reverse=True) == peaks
     if precision == "bf16":
         states = 12 * (4 * DENSE + 2 * 32000 * 1024) / 4 + 12 * 4 * 4 * EXPERT / 2  # dense over four, experts over two
-        assert made[1].memory.optimizer == pytest.approx(states, rel=1e-3)
+        assert steps[1].memory.optimizer == pytest.approx(states, rel=1e-3)
 
 
 def test_a_full_device_makes_all_wait() -> None:
@@ -101,12 +101,12 @@ def test_a_full_device_makes_all_wait() -> None:
     ]
     assert sent[1] == [1.5 * size for size in sent[0]]
     one, other = (pieces(b, H100).layer for b in (even, uneven))
-    for way in ("forward", "backward"):
-        assert getattr(other, f"{way}_dispatch_seconds") > 1.3 * getattr(one, f"{way}_dispatch_seconds") > 0
-        assert getattr(other, f"{way}_seconds") > 1.1 * getattr(one, f"{way}_seconds")
-    kept = [estimate(replace(MIXTRAL, imbalance=x), run(4), H100).memory.activations for x in (1.0, 1.5)]
+    for direction in ("forward", "backward"):
+        assert getattr(other, f"{direction}_dispatch_seconds") > 1.3 * getattr(one, f"{direction}_dispatch_seconds") > 0
+        assert getattr(other, f"{direction}_seconds") > 1.1 * getattr(one, f"{direction}_seconds")
+    activations = [estimate(replace(MIXTRAL, imbalance=x), run(4), H100).memory.activations for x in (1.0, 1.5)]
     rows = 4 * 2 * 2048 * 2 * (1024 + 2 * 3584 + 3584)  # layers, pairs, bytes; results are of own tokens
-    assert kept[1] - kept[0] == pytest.approx(0.5 * rows)
+    assert activations[1] - activations[0] == pytest.approx(0.5 * rows)
 
 
 def test_no_device_has_more_than_all_pairs() -> None:
@@ -117,10 +117,10 @@ def test_no_device_has_more_than_all_pairs() -> None:
 
 
 def test_parts_add_up_with_experts() -> None:
-    made = estimate(MIXTRAL, run(4, dp=4, pp=2, recompute="full"), H100)
-    assert sum(seconds for _, seconds in made.parts) == pytest.approx(made.step_seconds)
-    assert dict(made.parts)["layers: tokens to their experts and back"] > 0
-    assert made.band.steps == 0 and made.band.error >= 0.6  # nobody measured such a step
+    step = estimate(MIXTRAL, run(4, dp=4, pp=2, recompute="full"), H100)
+    assert sum(seconds for _, seconds in step.parts) == pytest.approx(step.step_seconds)
+    assert dict(step.parts)["layers: tokens to their experts and back"] > 0
+    assert step.band.steps == 0 and step.band.error >= 0.6  # nobody measured such a step
 
 
 @pytest.mark.parametrize("ep", quick_at([1, 2], 0))
@@ -128,12 +128,12 @@ def test_no_bound_is_above_a_step_whose_routers_learn_on_several_replicas(ep: in
     """Over tensor-parallel devices and replicas together their gradient is summed at once, over the former alone not:
     the program of one replica has one more sum of tokens' weights in its backward."""
     model = Transformer(6, 720, 12, 360, 1440, activation="swiglu", tied=False, experts=4)
-    for own in (run(ep, 4, batch=32, tp=2, pp=2, zero=2, precision=FSDP), run(ep, 4, tp=2, precision="fp32")):
-        alone = program_of(model, own, H100)
-        bound = least_seconds(model, own, alone, H100, host_of(H100))
-        assert least_alone(model, own, alone, H100, host_of(H100)) <= bound
-        assert bound <= estimate(model, own, H100).step_seconds * (1 + 1e-9)
-        here, there = pieces(alone, H100).layer, pieces(build(model, own, H100), H100).layer
+    for setup in (run(ep, 4, batch=32, tp=2, pp=2, zero=2, precision=FSDP), run(ep, 4, tp=2, precision="fp32")):
+        alone = program_of(model, setup, H100)
+        bound = least_seconds(model, setup, alone, H100, host_of(H100))
+        assert least_alone(model, setup, alone, H100, host_of(H100)) <= bound
+        assert bound <= estimate(model, setup, H100).step_seconds * (1 + 1e-9)
+        here, there = pieces(alone, H100).layer, pieces(build(model, setup, H100), H100).layer
         assert here.backward_seconds == pytest.approx(there.backward_seconds)
         assert here.backward_kernels == there.backward_kernels
 
@@ -141,14 +141,14 @@ def test_no_bound_is_above_a_step_whose_routers_learn_on_several_replicas(ep: in
 def test_a_search_shares_experts() -> None:
     fixed = {"tp": 1, "pp": 1, "recompute": "none", "micro_batch": 1}
     space = RunSpace(MIXTRAL, TrainingRun(8, 1), 8, fixed)
-    found = list(runs(space, H100))
-    assert {one.ep for one in found} == {1, 2, 4, 8}
-    for one in found:
-        built, made = program_of(MIXTRAL, one, H100), estimate(MIXTRAL, one, H100)
-        assert least_seconds(MIXTRAL, one, built, H100, host_of(H100)) <= made.step_seconds * (1 + 1e-9), one
-        assert fullest(MIXTRAL, one, built).peak == pytest.approx(made.memory.peak), one
+    listed = list(runs(space, H100))
+    assert {one.ep for one in listed} == {1, 2, 4, 8}
+    for one in listed:
+        built, step = program_of(MIXTRAL, one, H100), estimate(MIXTRAL, one, H100)
+        assert least_seconds(MIXTRAL, one, built, H100, host_of(H100)) <= step.step_seconds * (1 + 1e-9), one
+        assert fullest(MIXTRAL, one, built).peak == pytest.approx(step.memory.peak), one
     best = best_runs(space, H100, 1).best[0]
-    assert best.step_seconds == min(estimate(MIXTRAL, one, H100).step_seconds for one in found)
+    assert best.step_seconds == min(estimate(MIXTRAL, one, H100).step_seconds for one in listed)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 512, "vocabulary": 1000, "batch": 8, "dp": 4}
     words = ["estimate", "--hardware", "h100-80g-sxm", *(w for k, v in sizes.items() for w in (f"--{k}", str(v)))]
     assert main([*words, "--experts", "16", "--top-k", "4", "--ep", "4", "--imbalance", "1.25"]) == 0
-    told = capsys.readouterr().out
-    assert "dp=4,ep=4 of dp,tp=1,pp=1 (4 devices)" in told
-    assert "16 experts of 2048, 4 a token, the fullest device with 1.25 times the average" in told
+    printed = capsys.readouterr().out
+    assert "dp=4,ep=4 of dp,tp=1,pp=1 (4 devices)" in printed
+    assert "16 experts of 2048, 4 a token, the fullest device with 1.25 times the average" in printed
     assert main([*words, "--experts", "16", "--imbalance", "1.25", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["experts"] == 16
     assert main([*words, "--experts", "16", "--imbalance", "1.25"]) == 0
@@ -190,8 +190,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 LLAMA = Transformer(4, 2048, 16, 16384, 8000, 4, 5632, "swiglu", "flash", "rotary", "rms_norm", False, False)
 
 
-def context_run(cp: int, **rest: object) -> TrainingRun:
-    return replace(TrainingRun(4, 1, cp=cp), **rest)  # type: ignore[arg-type]
+def context_run(cp: int, **changes: object) -> TrainingRun:
+    return replace(TrainingRun(4, 1, cp=cp), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -252,6 +252,6 @@ def test_the_command_with_context_parallelism(capsys: pytest.CaptureFixture[str]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"] == 4
     assert main([*words, "--search", "--devices", "8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {(r["run"]["cp"], r["run"]["tp"]) for r in found["best"]} == {(2, 2)}
-    assert {r["run"]["dp"] * r["run"]["pp"] for r in found["best"]} == {2}
+    answer = json.loads(capsys.readouterr().out)
+    assert {(r["run"]["cp"], r["run"]["tp"]) for r in answer["best"]} == {(2, 2)}
+    assert {r["run"]["dp"] * r["run"]["pp"] for r in answer["best"]} == {2}

@@ -76,19 +76,19 @@ def test_what_fsdp_holds() -> None:
     outside = (MODEL.vocabulary + MODEL.sequence + 2) * MODEL.hidden
     plain = estimate(MODEL, RUN, A100).memory
     ahead = estimate(MODEL, replace(RUN, overlap=True), A100).memory
-    kept = estimate(MODEL, replace(RUN, zero=2), A100).memory
+    gathered = estimate(MODEL, replace(RUN, zero=2), A100).memory
     whole = estimate(MODEL, replace(RUN, dp=1, zero=0, batch=8), A100).memory
     assert plain.optimizer == whole.optimizer / 4
     assert plain.weights == pytest.approx(whole.weights / 4 + 2 * (one + outside))
     assert plain.gradients == pytest.approx(whole.gradients / 4 + 6 * one)
     assert ahead.weights - plain.weights == pytest.approx(2 * one)
-    assert kept.weights - plain.weights == pytest.approx(3 * 2 * one)  # all four blocks stay gathered
+    assert gathered.weights - plain.weights == pytest.approx(3 * 2 * one)  # all four blocks stay gathered
 
 
 def test_groups_of_shards_gather_inside_and_sum_across() -> None:
     """HSDP on two nodes: gathers stay in a node, the shards of a gradient are summed between them."""
     run = replace(RUN, dp=16, batch=64)
-    wide, grouped = (syncs(build(MODEL, own, A100), own, A100).layer for own in (run, replace(run, shard=8)))
+    wide, grouped = (syncs(build(MODEL, setup, A100), setup, A100).layer for setup in (run, replace(run, shard=8)))
     mesh = Mesh((("replica", 2), ("shard", 8), ("tp", 1)))
     size = 4.0 * grouped.parameters
     scattered, summed = (
@@ -97,7 +97,7 @@ def test_groups_of_shards_gather_inside_and_sum_across() -> None:
     )
     assert grouped.gather_seconds < wide.gather_seconds
     assert grouped.reduce_seconds == pytest.approx(scattered + summed)
-    memory = [estimate(MODEL, own, A100).memory.peak for own in (run, replace(run, shard=8), replace(run, shard=2))]
+    memory = [estimate(MODEL, setup, A100).memory.peak for setup in (run, replace(run, shard=8), replace(run, shard=2))]
     assert memory == sorted(memory) and memory[0] < memory[2]
 
 
@@ -127,8 +127,8 @@ def test_slower_kernels_take_longer_where_they_are_known() -> None:
     long = replace(MODEL, sequence=4096)
     run = TrainingRun(4, 1)
     known = ("flash1", "triton", "flash2", "flash3")
-    found = [estimate(replace(long, attention=name), run, H100, Host()).step_seconds for name in known]
-    assert found == sorted(found, reverse=True) and found[0] > found[-1]
+    seconds = [estimate(replace(long, attention=name), run, H100, Host()).step_seconds for name in known]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1]
     with pytest.raises(UsageError, match="attention flash3: nothing is known of it on a100-80g-sxm, only on hopper"):
         estimate(replace(long, attention="flash3"), run, A100)
     with pytest.raises(UsageError, match="software fsdp: nothing is known of it on ascend-910b2"):
@@ -146,20 +146,20 @@ def test_products_under_load_are_slower_and_nothing_else_changes() -> None:
 
 def test_a_fused_loss_is_faster() -> None:
     run = TrainingRun(8, 8)
-    plain, fused = (estimate(replace(MODEL, fused_loss=own), run, A100, Host()).step_seconds for own in (False, True))
+    plain, fused = (estimate(replace(MODEL, fused_loss=flag), run, A100, Host()).step_seconds for flag in (False, True))
     assert fused < plain
 
 
 def test_every_figure_has_a_kind_and_a_source() -> None:
     tables = software.tables()
-    found = [{key: value for key, value in own.items() if key != "summary"} for own in tables["attention"].values()]
-    for own in tables["software"].values():
-        kinds = {key: value for key, value in own.items() if key != "summary"}
+    rows = [{key: value for key, value in entry.items() if key != "summary"} for entry in tables["attention"].values()]
+    for entry in tables["software"].values():
+        kinds = {key: value for key, value in entry.items() if key != "summary"}
         assert kinds and set(kinds) <= {"products", "dispatch", "stall"}
-        found += kinds.values()
-    for own in tables["memory"].values():
-        assert all(set(figure) == {"value", "kind", "source"} for key, figure in own.items() if key != "summary")
-    for figures in found:
+        rows += kinds.values()
+    for entry in tables["memory"].values():
+        assert all(set(figure) == {"value", "kind", "source"} for key, figure in entry.items() if key != "summary")
+    for figures in rows:
         assert figures and set(figures) <= set(tables["generations"])
         assert all(set(figure) == {"value", "kind", "source"} for figure in figures.values())
 
@@ -181,14 +181,14 @@ def test_deepspeed_holds_half_precision_gradients_its_stages_ends_and_buckets() 
     run = TrainingRun(32, 2, 2, 1, 2, zero=1)
     tensor, buckets = 2 * MODEL.sequence * MODEL.hidden * 2, 1.86 * 2**30
     for precision, more in (("fp16", -2), ("bf16", 2)):
-        plain, own = (
+        plain, deepspeed = (
             estimate(MODEL, replace(run, precision=precision, software=name), A100).memory
             for name in ("kernels", "deepspeed")
         )
         parameters = plain.weights / 2
-        assert own.gradients - plain.gradients == pytest.approx(more * parameters + buckets)
-        assert own.working - plain.working == pytest.approx(8.6 * 2**30)
-        assert own.activations - plain.activations in (pytest.approx(2 * tensor), pytest.approx(4 * tensor))
+        assert deepspeed.gradients - plain.gradients == pytest.approx(more * parameters + buckets)
+        assert deepspeed.working - plain.working == pytest.approx(8.6 * 2**30)
+        assert deepspeed.activations - plain.activations in (pytest.approx(2 * tensor), pytest.approx(4 * tensor))
 
 
 def test_software_brings_its_host() -> None:
@@ -196,17 +196,17 @@ def test_software_brings_its_host() -> None:
     known = software.host_figures(A100, "megatron")["dispatch"]
     assert known and known > A100.constant("host.dispatch")
     run = TrainingRun(8, 1)
-    plain, own, given = (
+    plain, megatron, with_host = (
         estimate(MODEL, replace(run, software=name), A100, host).step_seconds
         for name, host in (("kernels", None), ("megatron", None), ("megatron", Host(1e-6)))
     )
-    assert given < plain < own
+    assert with_host < plain < megatron
 
 
 def test_the_only_micro_batch_has_no_gradients_at_its_loss() -> None:
     """Those of one before it, or Megatron's buffers, are there; 4 bytes a parameter."""
     run = TrainingRun(4, 4, precision="fp32")
-    alone, two = (estimate(MODEL, own, A100).memory for own in (run, replace(run, batch=8)))
+    alone, two = (estimate(MODEL, setup, A100).memory for setup in (run, replace(run, batch=8)))
     assert (alone.gradients, two.gradients) == (0.0, two.weights)
     assert alone.peak == pytest.approx(two.peak - two.weights, rel=0.01)
     assert estimate(MODEL, replace(run, precision="bf16"), A100).memory.gradients > 0
@@ -218,7 +218,7 @@ def test_the_only_micro_batch_has_no_gradients_at_its_loss() -> None:
 def test_a_loss_in_float32_keeps_its_logits_so() -> None:
     """By hand: half-precision logits, as autograd keeps the loss's own, against float32 ones; nothing in float32."""
     run, logits = TrainingRun(4, 4), 4 * MODEL.sequence * MODEL.vocabulary
-    plain, wide = (estimate(replace(MODEL, fp32_loss=own), run, A100).memory.activations for own in (False, True))
+    plain, wide = (estimate(replace(MODEL, fp32_loss=flag), run, A100).memory.activations for flag in (False, True))
     assert wide - plain == pytest.approx(2 * logits, rel=0.01)
     whole = replace(run, precision="fp32")
     assert estimate(replace(MODEL, fp32_loss=True), whole, A100).memory == estimate(MODEL, whole, A100).memory
@@ -228,17 +228,19 @@ def test_a_loss_in_float32_keeps_its_logits_so() -> None:
 
 def test_dtensors_loss_over_a_cut_vocabulary_holds_one_copy_more() -> None:
     model, run = replace(MODEL, vocabulary=8000, fp32_loss=True), replace(RUN, tp=2, batch=32, micro_batch=8)
-    plain, own = (estimate(model, replace(run, software=name), A100).memory.working for name in ("kernels", "fsdp"))
-    assert own - plain == 4 * run.micro_batch * model.sequence * model.vocabulary / 2
+    plain, fsdp = (estimate(model, replace(run, software=name), A100).memory.working for name in ("kernels", "fsdp"))
+    assert fsdp - plain == 4 * run.micro_batch * model.sequence * model.vocabulary / 2
 
 
 def test_dtensor_keeps_whole_what_it_gathered_along_the_sequence() -> None:
     """By hand: the inputs of attention, of the feed-forward layer and of the head; half of each is the device's own."""
     model = replace(MODEL, vocabulary=8000, sequence=512)
     run = replace(RUN, tp=2, batch=32, micro_batch=8, sequence_parallel=True)
-    plain, own = (estimate(model, replace(run, software=name), A100).memory.activations for name in ("kernels", "fsdp"))
+    plain, fsdp = (
+        estimate(model, replace(run, software=name), A100).memory.activations for name in ("kernels", "fsdp")
+    )
     stream = 2 * run.micro_batch * model.sequence * model.hidden
-    assert own - plain == (2 * model.layers + 1) * stream / 2
+    assert fsdp - plain == (2 * model.layers + 1) * stream / 2
 
 
 # --- `autoshard estimate --offload optimizer`: states in the memory of the host, which updates them ---
@@ -260,20 +262,20 @@ def test_by_hand(precision: str, weight: int) -> None:
     assert host is not None
     link = host.link_bandwidth * host.link_efficiency
     passes = {"bf16": 40, "fp32": 32, "bf16-mixed": 32}[precision]
-    found = parts(run)
-    assert found["optimizer: gradients to the host"] == pytest.approx(host.link_latency_seconds + 4 * count / link)
-    assert found["optimizer: weights from the host"] == pytest.approx(host.link_latency_seconds + weight * count / link)
+    times = parts(run)
+    assert times["optimizer: gradients to the host"] == pytest.approx(host.link_latency_seconds + 4 * count / link)
+    assert times["optimizer: weights from the host"] == pytest.approx(host.link_latency_seconds + weight * count / link)
     memory = host.memory_bandwidth * host.memory_efficiency / A100.devices_per_node
-    assert found["optimizer: on the host"] == pytest.approx(passes * count / memory)
-    made, here = (
+    assert times["optimizer: on the host"] == pytest.approx(passes * count / memory)
+    on_host, here = (
         estimate(WIDER, run, A100),
         estimate(WIDER, replace(run, offload=""), A100),
     )
-    assert made.memory.host == (4 + 4 + 8) * count and made.memory.optimizer == 0 < here.memory.optimizer
-    assert made.memory.peak == here.memory.peak - here.memory.optimizer
-    assert sum(seconds for _, seconds in made.parts) == pytest.approx(made.step_seconds) and here.memory.host == 0
-    assert made.step_seconds > here.step_seconds
-    assert made.band.steps == 0 and made.band.error >= 0.6  # nobody measured such a step
+    assert on_host.memory.host == (4 + 4 + 8) * count and on_host.memory.optimizer == 0 < here.memory.optimizer
+    assert on_host.memory.peak == here.memory.peak - here.memory.optimizer
+    assert sum(seconds for _, seconds in on_host.parts) == pytest.approx(on_host.step_seconds) and here.memory.host == 0
+    assert on_host.step_seconds > here.step_seconds
+    assert on_host.band.steps == 0 and on_host.band.error >= 0.6  # nobody measured such a step
 
 
 @pytest.mark.parametrize(("precision", "zero"), [("bf16", 1), ("bf16", 3), (FSDP, 3)])
@@ -301,13 +303,13 @@ def test_a_host_has_an_end() -> None:
         text=A100.text + "# a small host",
     )
     run = TrainingRun(8, 1, offload="optimizer")
-    made = estimate(WIDER, run, small)
-    assert not made.memory.fits(small) and estimate(WIDER, run, A100).memory.fits(A100)
+    on_host = estimate(WIDER, run, small)
+    assert not on_host.memory.fits(small) and estimate(WIDER, run, A100).memory.fits(A100)
     fixed = {"tp": 1, "pp": 1, "recompute": "none", "micro_batch": 1, "zero": 0}
     with pytest.raises(InfeasibleError, match="of its host"):
         best_runs(RunSpace(WIDER, run, 2, fixed), small, 1)
-    found = best_runs(RunSpace(WIDER, run, 2, fixed), A100, 1).best[0]
-    assert found.memory.host > 0
+    best = best_runs(RunSpace(WIDER, run, 2, fixed), A100, 1).best[0]
+    assert best.memory.host > 0
     without = replace(A100, host=None, text=A100.text + "# no host")
     for refused in (
         lambda: estimate(WIDER, run, without),
@@ -321,8 +323,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 512, "vocabulary": 1000, "batch": 8, "dp": 4}
     words = ["estimate", "--hardware", "a100-80g-sxm", *(w for k, v in sizes.items() for w in (f"--{k}", str(v)))]
     assert main([*words, "--offload", "optimizer"]) == 0
-    told = capsys.readouterr().out
-    assert "optimizer: on the host" in told and "of its host: fits the" in told
+    printed = capsys.readouterr().out
+    assert "optimizer: on the host" in printed and "of its host: fits the" in printed
     assert main([*words, "--offload", "optimizer", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["memory_bytes"]["host"] > 0
     assert main([*words, "--offload", "weights"]) == 2
@@ -335,10 +337,10 @@ LLAMA = Transformer(8, 8192, 64, 4096, 32000, 8, 28672, "swiglu", "flash", "rota
 
 
 def linear(rows: int, inputs: int, outputs: int, target: str, gradient: bool = True) -> LocalOp:
-    x, weight, made = (
+    x, weight, out = (
         LocalTensor(shape, "bfloat16", gradient) for shape in ((rows, inputs), (outputs, inputs), (rows, outputs))
     )
-    return LocalOp(target, (x, weight, None), (made,))
+    return LocalOp(target, (x, weight, None), (out,))
 
 
 def test_a_shard_that_the_kernels_take() -> None:
@@ -349,7 +351,7 @@ def test_a_shard_that_the_kernels_take() -> None:
             local_op_seconds(H100, linear(rows, width, 4 * width, t))
             for t in ("aten.linear", "autoshard.float8_linear")
         )
-        times[rows] = [own / other for own, other in zip(narrow, plain, strict=True)]
+        times[rows] = [seconds / other for seconds, other in zip(narrow, plain, strict=True)]
     assert all(0.5 < ratio < 0.75 for ratio in times[32768]) and all(ratio > 1 for ratio in times[1024])
 
 
@@ -363,9 +365,9 @@ def test_a_shard_that_they_do_not_take_runs_in_bfloat16(rows: int, inputs: int, 
 
 def test_a_weight_in_the_other_order_is_turned_in_the_other_direction() -> None:
     """Once a step either way."""
-    x, weight, made = (LocalTensor((4096, 4096), "bfloat16", True) for _ in range(3))
+    x, weight, out = (LocalTensor((4096, 4096), "bfloat16", True) for _ in range(3))
     out_in, in_out = (
-        local_op_seconds(H100, LocalOp(f"autoshard.float8_linear{end}", (x, weight, None), (made,)))
+        local_op_seconds(H100, LocalOp(f"autoshard.float8_linear{end}", (x, weight, None), (out,)))
         for end in ("", "_in_out")
     )
     assert in_out[0] > out_in[0] and in_out[1] < out_in[1] and sum(in_out) == pytest.approx(sum(out_in))
@@ -377,11 +379,11 @@ def test_a_step(tp: int) -> None:
     plain, narrow = (
         TrainingRun(16, 8, tp=tp, sequence_parallel=tp > 1, precision=p) for p in ("bf16-mixed", "fp8-mixed")
     )
-    made = [build(LLAMA, run, H100) for run in (plain, narrow)]
-    targets = [[i.target for i in built.program.instructions if isinstance(i, Compute)] for built in made]
+    builds = [build(LLAMA, run, H100) for run in (plain, narrow)]
+    targets = [[i.target for i in built.program.instructions if isinstance(i, Compute)] for built in builds]
     narrowed = sum(target == "autoshard.float8_linear" for target in targets[1])
     assert narrowed == 14 and targets[1].count("aten.linear") == 1 == targets[0].count("aten.linear") - narrowed
-    before, after = (pieces(built, H100) for built in made)
+    before, after = (pieces(built, H100) for built in builds)
     for one, other in ((before.head, after.head), (before.embedding, after.embedding)):
         assert one.forward_seconds == pytest.approx(other.forward_seconds)
         assert one.backward_seconds == pytest.approx(other.backward_seconds)
@@ -405,16 +407,16 @@ def test_fsdp_gathers_what_it_did() -> None:
 def test_experts_stay_in_bfloat16() -> None:
     model = replace(LLAMA, hidden=1024, heads=16, experts=16)
     built = build(model, TrainingRun(4, 1, precision="fp8-mixed"), H100)
-    found = [(i.module.split(".")[2:3], i.target) for i in built.program.instructions if isinstance(i, Compute)]
-    narrow = [module for module, target in found if target == "autoshard.float8_linear"]
+    targets = [(i.module.split(".")[2:3], i.target) for i in built.program.instructions if isinstance(i, Compute)]
+    narrow = [module for module, target in targets if target == "autoshard.float8_linear"]
     assert narrow == [["attention"]] * 8
-    assert sum(target == "aten.linear" for _, target in found) == 3  # two routers, the head
+    assert sum(target == "aten.linear" for _, target in targets) == 3  # two routers, the head
 
 
 def test_a_device_without_float8(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"layers": 4, "hidden": 512, "heads": 8, "sequence": 4096, "vocabulary": 1000, "batch": 4}
-    given = [w for k, v in sizes.items() for w in (f"--{k}", str(v))]
+    words = [w for k, v in sizes.items() for w in (f"--{k}", str(v))]
     for hardware, code in (("a100-80g-sxm", 2), ("h100-80g-sxm", 0)):
-        assert main(["estimate", "--hardware", hardware, *given, "--precision", "fp8-mixed"]) == code
-    told = capsys.readouterr().err
-    assert "--precision fp8-mixed: a100-80g-sxm has no float8" in told and "--precision bf16-mixed" in told
+        assert main(["estimate", "--hardware", hardware, *words, "--precision", "fp8-mixed"]) == code
+    printed = capsys.readouterr().err
+    assert "--precision fp8-mixed: a100-80g-sxm has no float8" in printed and "--precision bf16-mixed" in printed

@@ -37,7 +37,7 @@ def test_every_kernel_has_its_launch_and_operator() -> None:
     trace = profiler_trace(TIMELINE, MESH, 3, 1e-5)
     events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     by_kind = {kind: [e for e in events if e["cat"] == kind] for kind in ("kernel", "cuda_runtime", "cpu_op")}
-    assert all(len(found) == STEPS * len(TIMELINE.events) for found in by_kind.values())
+    assert all(len(of_kind) == STEPS * len(TIMELINE.events) for of_kind in by_kind.values())
     launches = {e["args"]["correlation"]: e for e in by_kind["cuda_runtime"]}
     for kernel in by_kind["kernel"]:
         launch = launches[kernel["args"]["correlation"]]
@@ -65,7 +65,7 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
 
 def read_message(data: bytes) -> dict[int, list[Any]]:
     """Field number -> its values; nested messages stay bytes."""
-    found: dict[int, list[Any]] = {}
+    fields: dict[int, list[Any]] = {}
     place = 0
     while place < len(data):
         key, place = read_varint(data, place)
@@ -76,8 +76,8 @@ def read_message(data: bytes) -> dict[int, list[Any]]:
         else:
             size, place = read_varint(data, place)
             value, place = data[place : place + size], place + size
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        fields.setdefault(key >> 3, []).append(value)
+    return fields
 
 
 def read_trace(data: bytes) -> list[dict[int, list[Any]]]:

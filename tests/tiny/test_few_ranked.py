@@ -28,12 +28,12 @@ def test_few_choices_are_the_same_of_each_block(seed: int) -> None:
     few = top_k_choices(problem, 2)
     if few is None:
         return
-    for node, own in zip(problem.nodes, few, strict=True):
-        assert len(own) == min(2, len(node.seconds)) and (np.diff(own) > 0).all() and own.max() < len(node.seconds)
+    for node, best in zip(problem.nodes, few, strict=True):
+        assert len(best) == min(2, len(node.seconds)) and (np.diff(best) > 0).all() and best.max() < len(node.seconds)
     fewer = narrowed(problem, few)
     assert shortened(additive(fewer), Contents(fewer)) is not None  # blocks are as equal as they were
     every = top_k_choices(problem, 99)
-    assert every is not None and all(len(own) == len(n.seconds) for own, n in zip(every, problem.nodes, strict=True))
+    assert every is not None and all(len(best) == len(n.seconds) for best, n in zip(every, problem.nodes, strict=True))
     least = solvers.solve(problem, "dp").objective
     assert solvers.solve(narrowed(problem, every), "dp").objective == pytest.approx(least)
     assert solvers.solve(fewer, "dp").objective >= least * (1 - 1e-9)
@@ -48,16 +48,16 @@ def test_one_choice_of_each_node_of_a_chain_is_its_minimum() -> None:
     problem = chain_of(40, copies=True)
     few = top_k_choices(problem, 1)
     assert few is not None
-    assert objective(problem, [int(own[0]) for own in few]) == pytest.approx(solvers.solve(problem, "dp").objective)
+    assert objective(problem, [int(best[0]) for best in few]) == pytest.approx(solvers.solve(problem, "dp").objective)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_least_of_few_is_a_plan_and_with_all_choices_the_minimum(seed: int) -> None:
     problem = repeated(seed, 12)
-    found, least = solve_top_k(problem, 10**6, 2), solvers.solve(problem, "dp").objective
-    if found is None:
+    solution, least = solve_top_k(problem, 10**6, 2), solvers.solve(problem, "dp").objective
+    if solution is None:
         return
-    assert found.value == pytest.approx(objective(problem, found.choice)) and found.value >= least * (1 - 1e-9)
+    assert solution.value == pytest.approx(objective(problem, solution.choice)) and solution.value >= least * (1 - 1e-9)
     every = solve_top_k(problem, 10**6, 99)
     assert every is not None and every.value == pytest.approx(least)
 
@@ -84,9 +84,9 @@ def test_lean_plans_of_much_work_are_found_over_few_choices(seed: int, monkeypat
     monkeypatch.setattr(low_memory_plans, "MUCH_WORK", 0)
     lean = LowMemoryPlans(problem)
     monkeypatch.setattr(lean, "_least", lambda _: pytest.fail("exact tables"))
-    found = lean.at_rate(1.0)
-    assert exact is not None and found is not None
+    lean_choice = lean.at_rate(1.0)
+    assert exact is not None and lean_choice is not None
     multipliers = lean._multipliers(1.0)
-    least, own = (column_of(lean.problem, choice) for choice in (exact, found))
-    priced = [column.seconds + float(multipliers @ column.bytes) for column in (least, own)]
+    least, approx = (column_of(lean.problem, choice) for choice in (exact, lean_choice))
+    priced = [column.seconds + float(multipliers @ column.bytes) for column in (least, approx)]
     assert priced[0] * (1 - 1e-9) <= priced[1] <= 1.1 * priced[0]

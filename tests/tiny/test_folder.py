@@ -71,8 +71,8 @@ def test_packages_in_a_package_that_processes_work_in(tmp_path: Path, monkeypatc
     write_package(tmp_path / "out", NESTED)
     monkeypatch.chdir(tmp_path / "out")
     write_package(tmp_path / "out", FILES | {"devices_2/train.py": "new\n"})
-    own = ["devices_2/manifest.json", "devices_2/train.py", "manifest.json", "plan.json", "train.py"]
-    assert names(tmp_path / "out") == own
+    expected = ["devices_2/manifest.json", "devices_2/train.py", "manifest.json", "plan.json", "train.py"]
+    assert names(tmp_path / "out") == expected
     output_folder.check_target(tmp_path / "out")
 
 
@@ -225,8 +225,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def _is_consistent(folder: Path) -> None:
     digests = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     for name, digest in digests["files"].items():
-        found = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).exists() else ""
-        assert found in {digest, digests.get("coming", {}).get(name)}, name
+        actual = hashlib.sha256((folder / name).read_bytes()).hexdigest() if (folder / name).exists() else ""
+        assert actual in {digest, digests.get("coming", {}).get(name)}, name
     texts = {path.read_text(encoding="utf-8") for path in (folder / "runtime").iterdir()}
     assert texts == {(folder / "plan.json").read_text(encoding="utf-8")}
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -240,8 +240,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     (folder / "checkpoints" / "step-1").mkdir(parents=True)
     (folder / "checkpoints" / "step-1" / "data").write_text("mine", encoding="utf-8")
     for _ in range(KILLS):
-        given = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, env=given) as writer:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, env=env) as writer:
             assert writer.stdout is not None and writer.stdout.readline()
             time.sleep(0.02 + 0.05 * moments.random())
             writer.send_signal(signal.SIGKILL)

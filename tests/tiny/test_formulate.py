@@ -18,8 +18,8 @@ def test_a_buffer_is_stored_only_as_it_can_be_held_unflattened() -> None:
     graph = Graph("hand", tensors, (), (), (Parameter("table", "table"),), (op,), ("view",), None)
     mesh = Mesh.parse("dp=2,tp=2")
     formulation = formulate(PlanningContext(graph, mesh, load_hardware("a100-80g-sxm")))
-    asked = {s.operands[0] for site in formulation.sites if site.kind == "op" for s in site.strategies}
-    assert Layout.parse("S0 S0/4") in asked
+    requested = {s.operands[0] for site in formulation.sites if site.kind == "op" for s in site.strategies}
+    assert Layout.parse("S0 S0/4") in requested
     (stored,) = [site.layouts for site in formulation.sites if site.kind == "buffer"]
     assert Layout.parse("S0 R") in stored and Layout.parse("R S0/4") in stored
     for layout in stored:

@@ -54,11 +54,11 @@ def test_gradients_alone_by_size_and_by_index() -> None:
 
     def groups(*fuse: str) -> list[tuple[str, ...]]:
         fused = lower(replace(plan, fusion=read_fusion(fuse)), graph)
-        return [own.parameters for own in fused.gradient_buckets]
+        return [bucket.parameters for bucket in fused.gradient_buckets]
 
     assert groups("all_reduce=none") == [(name,) for name in names]
     assert groups("all_reduce=index:1") == [names[:1], names[1:]]
-    assert groups("allreduce=index:1,3") == [own for own in (names[:1], names[1:3], names[3:]) if own]
+    assert groups("allreduce=index:1,3") == [group for group in (names[:1], names[1:3], names[3:]) if group]
     assert groups("all_reduce=1 GiB") == [names]
     first = bucket_bytes(whole, replace(bucket, parameters=names[:2]))
     assert groups(f"all_reduce={first:.0f} B")[0] == names[:2]
@@ -69,7 +69,7 @@ def test_the_first_gradients_start_before_many_are_made() -> None:
     graph = mlp_graph(10, 8, 1024)
     plan = search(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy="dp"))
     first, *others = lower(plan, graph).gradient_buckets
-    weights = [sum("weight" in path for path in own.parameters) for own in (first, *others)]
+    weights = [sum("weight" in path for path in bucket.parameters) for bucket in (first, *others)]
     assert weights[0] == 1 and max(weights[1:]) > 2 and sum(weights) == 10
 
 
@@ -83,8 +83,8 @@ def test_buckets_close_early_where_backward_has_just_waited_for_a_collective(mon
     early, late = (programs[behind]["megatron"] for behind in (0.5, 1.0))
     linears = early_linears(early.instructions)
     assert len(linears) == 6
-    assert {own.after for own in early.gradient_buckets[1:-1]} <= set(linears)
-    assert not {own.after for own in late.gradient_buckets[1:-1]} <= set(linears)
+    assert {bucket.after for bucket in early.gradient_buckets[1:-1]} <= set(linears)
+    assert not {bucket.after for bucket in late.gradient_buckets[1:-1]} <= set(linears)
     assert simulate(early, graph, HARDWARE).step_seconds < simulate(late, graph, HARDWARE).step_seconds
     assert programs[0.5]["dp"].gradient_buckets == programs[1.0]["dp"].gradient_buckets  # nothing to wait for
 
@@ -95,9 +95,9 @@ def test_weights_alone_and_together() -> None:
     def groups(*fuse: str) -> list[tuple[str, ...]]:
         fused = lower(replace(plan, fusion=read_fusion(fuse)), graph)
         _check_weight_buckets(fused)
-        return [parameter_paths(fused, own) for own in fused.weight_buckets]
+        return [parameter_paths(fused, bucket) for bucket in fused.weight_buckets]
 
-    every = [path for own in program.weight_buckets for path in parameter_paths(program, own)]
+    every = [path for bucket in program.weight_buckets for path in parameter_paths(program, bucket)]
     assert len(every) > 1
     assert groups("all_gather=none") == [(path,) for path in every]
     assert groups("reduce_scatter=1 GiB") == [tuple(every)]
@@ -143,10 +143,10 @@ def test_the_size_of_the_cost_model_is_the_best_of_all_numbers_of_buckets() -> N
 )
 def test_what_changes_nothing_is_said(strategy: str, fuse: str, told: str) -> None:
     graph = mlp_graph()
-    made = make_plan(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy=strategy, fuse=(fuse,)))
-    notes = [note for note in made.plan.search.notes if "--fuse" in note]
+    result = make_plan(graph, HARDWARE, SearchRequest(Mesh.parse("dp=2"), strategy=strategy, fuse=(fuse,)))
+    notes = [note for note in result.plan.search.notes if "--fuse" in note]
     assert [told in note for note in notes] == [True] * bool(told), notes
-    assert not told or told.split(": ")[1] in " ".join(summary(made.plan, graph).split())
+    assert not told or told.split(": ")[1] in " ".join(summary(result.plan, graph).split())
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_table_of_a_package_is_of_these_buckets(order: tuple[int, ...]) -> N
     *_, program = planned("dp")
     paths = [(f"a.{n}.w", f"a.{n + 1}.b.{n}.c", f"a.{n - 1}.d") for n in order]
     paths += [("head",), ("a.7.{x}",), ("a.6.{x}",), ("a.007.'",), ("a.6.'",), ("a.5.'",)]
-    buckets = tuple(GradientBucket(("dp",), "float32", own) for own in paths)
+    buckets = tuple(GradientBucket(("dp",), "float32", group) for group in paths)
     values: dict[str, Any] = {}
     exec("\n".join(bucket_lines(replace(program, gradient_buckets=buckets))), values)
-    assert values["GRADIENT_BUCKETS"] == [(("dp",), [*own]) for own in paths]
+    assert values["GRADIENT_BUCKETS"] == [(("dp",), [*group]) for group in paths]

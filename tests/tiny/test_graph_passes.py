@@ -55,9 +55,9 @@ def _tensor(match: re.Match[str]) -> Tensor:
 def write(graph: Graph) -> list[str]:
     lines = []
     for op in graph.ops:
-        made = ", ".join(f"{name}{list(graph.tensor(name).shape)}" for name in op.results)
-        given = [*(str(name) for name in op.operands), *(f"{name}={value}" for name, value in op.attributes)]
-        lines.append(f"{made} = {op.target}({', '.join(given)})")
+        results = ", ".join(f"{name}{list(graph.tensor(name).shape)}" for name in op.results)
+        arguments = [*(str(name) for name in op.operands), *(f"{name}={value}" for name, value in op.attributes)]
+        lines.append(f"{results} = {op.target}({', '.join(arguments)})")
     return [*lines, "-> " + " ".join(graph.outputs)]
 
 
@@ -386,5 +386,5 @@ def test_what_a_strategy_is_asked_for_stays_an_operator() -> None:
     assert [op.target for op in fold_formulas(graph).ops] == ["aten.silu"]
     for marked in range(2):
         ops = [replace(op, source=f"m.py:1{MARK}1") if i == marked else op for i, op in enumerate(graph.ops)]
-        own = replace(graph, ops=tuple(ops))
-        assert fold_formulas(own) == own
+        variant = replace(graph, ops=tuple(ops))
+        assert fold_formulas(variant) == variant

@@ -68,9 +68,9 @@ def test_fp8_mixed() -> None:
     assert graph.precision == "fp8-mixed" and dtypes(graph) == dtypes(plain)
     changed = {op.name: op.target for op, old in zip(graph.ops, plain.ops, strict=True) if op.target != old.target}
     assert changed == {"a": "autoshard.float8_linear", "e": "autoshard.float8_linear_in_out"}
-    kept = [("u", UNEVEN), ("d", UNEVEN), ("h", HEAD)]
-    assert [(op.name, why) for op, why in kept_in_bfloat16(plain)] == kept
-    assert [(op.name, why) for op, why in kept_in_bfloat16(graph)] == kept
+    expected = [("u", UNEVEN), ("d", UNEVEN), ("h", HEAD)]
+    assert [(op.name, why) for op, why in kept_in_bfloat16(plain)] == expected
+    assert [(op.name, why) for op, why in kept_in_bfloat16(graph)] == expected
     assert [op.saved for op in graph.ops] == [op.saved for op in plain.ops]
 
 

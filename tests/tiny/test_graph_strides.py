@@ -41,11 +41,11 @@ def test_viewed(shape: tuple[int, ...], random: object, target: tuple[int, ...])
     random.shuffle(order)
     inner = contiguous([shape[d] for d in order])
     strides = tuple(inner[order.index(d)] for d in range(len(shape)))
-    made = viewed(shape, strides, target)
+    new_strides = viewed(shape, strides, target)
     wanted = places(shape, strides)
-    assert (made is not None) == some_view(target, wanted)
-    if made is not None:
-        assert places(target, made) == wanted
+    assert (new_strides is not None) == some_view(target, wanted)
+    if new_strides is not None:
+        assert places(target, new_strides) == wanted
 
 
 def test_expanded_dims() -> None:
@@ -66,8 +66,8 @@ def test_expanded_dims() -> None:
 )
 def test_views_have_the_strides_of_numpy(target: str, attributes: dict[str, Any], there: Callable[[Any], Any]) -> None:
     x = np.arange(24).reshape(2, 3, 4, 1).transpose(2, 0, 3, 1)
-    given, made = (Tensor("t", own.shape, "float32", True) for own in (x, there(x)))
+    before, after = (Tensor("t", array.shape, "float32", True) for array in (x, there(x)))
     view = record(f"aten.{target}").view
     assert view is not None
-    found = view(Op("y", f"aten.{target}", ("x",), tuple(attributes.items()), ("y",)), given, (1, 12, 1, 4), [made])
-    assert found == [tuple(step // x.itemsize for step in there(x).strides)]
+    strides = view(Op("y", f"aten.{target}", ("x",), tuple(attributes.items()), ("y",)), before, (1, 12, 1, 4), [after])
+    assert strides == [tuple(step // x.itemsize for step in there(x).strides)]

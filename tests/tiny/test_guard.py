@@ -48,8 +48,8 @@ def _wait(mark: str, count: int, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _started(code: str, mark: str, given: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", code, mark], stdout=subprocess.PIPE, env=given)
+def _started(code: str, mark: str, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", code, mark], stdout=subprocess.PIPE, env=env)
     try:
         yield process
     finally:
@@ -60,8 +60,8 @@ def _started(code: str, mark: str, given: dict[str, str]) -> Iterator[subprocess
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no groups of processes")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
 def test_killed_when_all_runs(tmp_path: Path, number: signal.Signals) -> None:
-    mark, given = uuid.uuid4().hex, {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    with _started(GUARDING, mark, given) as process:
+    mark, env = uuid.uuid4().hex, {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with _started(GUARDING, mark, env) as process:
         assert process.stdout is not None and process.stdout.readline()
         _wait(mark, 5, tmp_path)  # itself, its two, and one of each
         assert list(tmp_path.iterdir())
@@ -72,10 +72,10 @@ def test_killed_when_all_runs(tmp_path: Path, number: signal.Signals) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no groups of processes")
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    mark, given, moments = uuid.uuid4().hex, {**os.environ, "PYTHONPATH": str(ROOT)}, random.Random(0)
-    given |= {"TMPDIR": str(tmp_path)}
+    mark, env, moments = uuid.uuid4().hex, {**os.environ, "PYTHONPATH": str(ROOT)}, random.Random(0)
+    env |= {"TMPDIR": str(tmp_path)}
     for _ in range(20):
-        with _started(GUARDING, mark, given) as process:
+        with _started(GUARDING, mark, env) as process:
             assert process.stdout is not None and process.stdout.readline()
             time.sleep(0.1 * moments.random())
             process.send_signal(signal.SIGKILL)
@@ -102,8 +102,8 @@ apart(lambda: [time.sleep(1) for _ in range(600)])
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a copy of the end of its parent")
 def test_a_copy_of_the_process_ends_with_it(tmp_path: Path) -> None:
-    mark, given = uuid.uuid4().hex, {**os.environ, "PYTHONPATH": str(ROOT)}
-    with _started(APART, mark, given) as process:
+    mark, env = uuid.uuid4().hex, {**os.environ, "PYTHONPATH": str(ROOT)}
+    with _started(APART, mark, env) as process:
         assert process.stdout is not None and process.stdout.readline()
         _wait(mark, 2, tmp_path)
         process.send_signal(signal.SIGKILL)

@@ -33,8 +33,8 @@ def test_shipped_profiles():
 @pytest.mark.parametrize("name", list_profiles())
 def test_profile_embeds_and_parses_back(name):
     hardware = load_hardware(name)
-    again = parse_hardware(hardware_text(hardware))
-    assert again == hardware and hash(again) == hash(hardware)
+    reparsed = parse_hardware(hardware_text(hardware))
+    assert reparsed == hardware and hash(reparsed) == hash(hardware)
     assert hardware.name == name
     assert hardware.text.startswith((data_folder("hardware_profiles") / f"{name}.toml").read_text().rstrip())
 
@@ -224,16 +224,16 @@ def test_damaged_constants_name_the_key():
 
 
 def test_constants_by_path(tmp_path):
-    own = (data_folder("costmodels") / "cpu.toml").read_text().replace('value = "50 us"', 'value = "60 us"')
-    (tmp_path / "own.toml").write_text(own)
+    constants = (data_folder("costmodels") / "cpu.toml").read_text().replace('value = "50 us"', 'value = "60 us"')
+    (tmp_path / "own.toml").write_text(constants)
     text = (data_folder("hardware_profiles") / "cpu-local.toml").read_text().replace('"cpu"', '"own.toml"')
     (tmp_path / "mine.toml").write_text(text)
     hardware = load_hardware(str(tmp_path / "mine.toml"))
     assert hardware.constant("collective.launch") == pytest.approx(60e-6)
-    (tmp_path / "own.toml").write_text(own.replace("launch", "lunch"))
+    (tmp_path / "own.toml").write_text(constants.replace("launch", "lunch"))
     with pytest.raises(InvalidFileError) as error:
         load_hardware(str(tmp_path / "mine.toml"))
-    assert f"{tmp_path / 'own.toml'}:{line_of(own, 'launch =')}: constants.matmul.lunch" in error.value.message
+    assert f"{tmp_path / 'own.toml'}:{line_of(constants, 'launch =')}: constants.matmul.lunch" in error.value.message
 
 
 def test_devices_without_measurements_say_so():

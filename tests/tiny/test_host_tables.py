@@ -76,8 +76,8 @@ def test_layouts_and_strategies_say_it_and_read_back() -> None:
     assert layout.replace(1, layout.placements[0]).host
     graph, mesh = model(), Mesh.parse("dp=2")
     known = rules.granularities(graph, mesh)
-    found = rules.find(graph, graph.ops[0], mesh, known, "vocabulary host")
-    assert str(found) == "vocabulary host" and found.host and str(found.operands[0]) == "S0 host"
+    strategy = rules.find(graph, graph.ops[0], mesh, known, "vocabulary host")
+    assert str(strategy) == "vocabulary host" and strategy.host and str(strategy.operands[0]) == "S0 host"
     with pytest.raises(UsageError, match=r"e0 .*never summed over devices"):
         rules.find(graph, graph.ops[0], mesh, known, "i0 host")
 
@@ -214,9 +214,9 @@ def test_the_hosts_memory_is_a_limit_too() -> None:
     ],
 )
 def test_refused_with_its_reason(graph: Graph, pin: str, words: str) -> None:
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         planned(graph, "dp=2", pins=(pin,))
-    assert re.search(words, f"{told.value.message} {told.value.hint}"), told.value
+    assert re.search(words, f"{caught.value.message} {caught.value.hint}"), caught.value
 
 
 def test_a_profiles_host_is_checked() -> None:

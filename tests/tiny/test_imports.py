@@ -51,17 +51,17 @@ def dotted(path: Path) -> str:
 @cache
 def imported(path: Path) -> list[tuple[str, int]]:
     """(dotted name, line) of every import outside TYPE_CHECKING blocks."""
-    found: list[tuple[str, int]] = []
+    imports: list[tuple[str, int]] = []
     tree = ast.parse(path.read_text(encoding="utf-8"))
     hidden = {id(n) for node in ast.walk(tree) if is_type_checking(node) for n in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in hidden:
             continue
         if isinstance(node, ast.Import):
-            found += ((alias.name, node.lineno) for alias in node.names)
+            imports += ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found += ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-    return found
+            imports += ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+    return imports
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -123,20 +123,20 @@ def test_the_command_line_calls_the_interface() -> None:
     }
     path = PACKAGE / "cli" / "commands.py"
     functions = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
-    own = [(name, line) for name, line in imported(path) if name.startswith("autoshard.")]
+    imports = [(name, line) for name, line in imported(path) if name.startswith("autoshard.")]
     wrong = []
-    for name, line in own:
+    for name, line in imports:
         verb = next((f.name for f in functions if f.lineno <= line <= (f.end_lineno or 0)), "")
         rooms = [room for room, verbs in commands.items() if name.startswith(room) and verb in verbs]
         if entry_of(name) not in interface and not rooms:
             wrong.append(f"{verb}, line {line}: {name}")
-    assert len(own) > 20 and not wrong, wrong
+    assert len(imports) > 20 and not wrong, wrong
 
 
-def twice(found: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+def twice(pairs: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
     """Names that stand in several places."""
     names: dict[str, list[str]] = {}
-    for name, place in found:
+    for name, place in pairs:
         if not re.match(rf"{COPIED}|rules/cases/", place):
             names.setdefault(name, []).append(place)
     return {name: places for name, places in names.items() if len(places) > 1}
@@ -159,8 +159,8 @@ def test_class_names_are_unique() -> None:
     def classes() -> Iterator[tuple[str, str]]:
         for path in modules():
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            found = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
-            yield from ((name, path.relative_to(PACKAGE).as_posix()) for name in found)
+            names = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+            yield from ((name, path.relative_to(PACKAGE).as_posix()) for name in names)
 
     assert not twice(classes())
 
@@ -204,22 +204,22 @@ def test_files_stay_small() -> None:
 
 def test_no_machine_paths() -> None:
     pattern = re.compile(r"/(work|home|Users|root|tmp)/[A-Za-z.]")
-    found = []
+    hits = []
     for path in tracked():
         if path == Path(__file__).resolve():
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             if pattern.search(line):
-                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
-    assert not found, "\n".join(found)
+                hits.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not hits, "\n".join(hits)
 
 
 def test_dependencies_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [name for group in project["optional-dependencies"].values() for name in group]
     declared = {re.split(r"[\[<>=,; ]", text)[0].lower() for text in project["dependencies"] + extras}
-    own = [path for path in modules() if not re.search(COPIED, path.as_posix())]
-    used = {name.split(".")[0] for path in own for name, _ in imported(path)}
+    paths = [path for path in modules() if not re.search(COPIED, path.as_posix())]
+    used = {name.split(".")[0] for path in paths for name, _ in imported(path)}
     third_party = used - set(sys.stdlib_module_names) - {"autoshard"}
     assert {name.lower() for name in third_party} <= declared
 
@@ -237,6 +237,6 @@ def test_constraints_pin_every_dependency() -> None:
 def test_solvers_are_read_where_they_are_asked_for() -> None:
     """A plan of level 2 needs none of what is for --solver ilp."""
     program = "import sys, autoshard.api.verbs, autoshard.search.select_plan; print(sorted(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    assert "autoshard.solvers.portfolio" in found
-    assert not [name for name in ("solvers.ilp.", "linear_program.highs") if name in found]
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert "autoshard.solvers.portfolio" in loaded
+    assert not [name for name in ("solvers.ilp.", "linear_program.highs") if name in loaded]

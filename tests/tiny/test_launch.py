@@ -138,9 +138,9 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
 
 def constant(path: str, name: str) -> int:
     """Of a file that can't be imported without torch."""
-    found = re.search(rf"^{name} = (\d+)", (PACKAGE / path).read_text(encoding="utf-8"), re.MULTILINE)
-    assert found
-    return int(found[1])
+    matched = re.search(rf"^{name} = (\d+)", (PACKAGE / path).read_text(encoding="utf-8"), re.MULTILINE)
+    assert matched
+    return int(matched[1])
 
 
 def test_exit_codes_are_those_of_the_runtime() -> None:

@@ -69,19 +69,19 @@ def by_hand(formulation: Formulation, choice: tuple[int, ...]) -> float:
                 for n, lay in pairs
             ]
             operands, results = locals_[: len(op.operands)], locals_[len(op.operands) :]
-            own = sum(compute_seconds(HARDWARE, graph, op, tuple(operands), tuple(results), strategy.variant))
-            total -= own / (1 if strategy.choices[0].kind == "factor" else 4)
+            seconds = sum(compute_seconds(HARDWARE, graph, op, tuple(operands), tuple(results), strategy.variant))
+            total -= seconds / (1 if strategy.choices[0].kind == "factor" else 4)
     return total
 
 
 @pytest.mark.parametrize("name", ["dp", "ilp", "exhaustive"])
 def test_ratio_is_the_least_communication_and_repeated_work(formulation: Formulation, name: str) -> None:
-    found = solve_level(formulation, RATIO, math.inf, solver(name))
+    result = solve_level(formulation, RATIO, math.inf, solver(name))
     ratio = ratio_problem(formulation)
-    assert found.objective == pytest.approx(by_hand(formulation, found.solution.choice), abs=1e-12)
-    assert found.objective == pytest.approx(exhaustive_minimum(ratio), rel=1e-9)
-    assert found.bound <= found.objective
-    assert found.solution.objective == objective(formulation.problem, found.solution.choice)
+    assert result.objective == pytest.approx(by_hand(formulation, result.solution.choice), abs=1e-12)
+    assert result.objective == pytest.approx(exhaustive_minimum(ratio), rel=1e-9)
+    assert result.bound <= result.objective
+    assert result.solution.objective == objective(formulation.problem, result.solution.choice)
     rng = np.random.default_rng(0)
     for _ in range(200):
         choice = tuple(int(rng.integers(len(node.seconds))) for node in ratio.nodes)
@@ -94,19 +94,19 @@ def exhaustive_minimum(problem: Problem) -> float:
 
 @pytest.mark.parametrize("name", ["dp", "ilp", "exhaustive"])
 def test_memory_is_the_smallest_peak_and_the_fastest_of_these(formulation: Formulation, name: str) -> None:
-    found = solve_level(formulation, MEMORY, math.inf, solver(name))
+    result = solve_level(formulation, MEMORY, math.inf, solver(name))
     choices = every(formulation.problem)
     least = min(float(memory(formulation.problem, choice).max()) for choice in choices)
-    assert found.objective == found.solution.peak_bytes == least
-    assert found.bound <= least
+    assert result.objective == result.solution.peak_bytes == least
+    assert result.bound <= least
     fastest = min(objective(formulation.problem, c) for c in choices if memory(formulation.problem, c).max() <= least)
-    assert found.solution.objective == pytest.approx(fastest, rel=1e-9)
+    assert result.solution.objective == pytest.approx(fastest, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["dp", "ilp", "exhaustive"])
 def test_speed_is_the_least_seconds(formulation: Formulation, name: str) -> None:
-    found = solve_level(formulation, SPEED, math.inf, solver(name))
-    assert found.objective == pytest.approx(exhaustive_minimum(formulation.problem), rel=1e-9)
+    result = solve_level(formulation, SPEED, math.inf, solver(name))
+    assert result.objective == pytest.approx(exhaustive_minimum(formulation.problem), rel=1e-9)
 
 
 @pytest.mark.parametrize("level", [RATIO, MEMORY, SPEED])
@@ -114,9 +114,9 @@ def test_the_capacity_holds_in_every_level(formulation: Formulation, level: int)
     least = solve_level(formulation, MEMORY, math.inf, solver("exhaustive")).objective
     most = solve_level(formulation, SPEED, math.inf, solver("exhaustive")).solution.peak_bytes
     for capacity in (least, (least + most) / 2):
-        found = solve_level(formulation, level, capacity, solver("dp"))
-        assert found.solution.peak_bytes <= capacity * (1 + 1e-9)
-        assert found.objective == pytest.approx(level_value(formulation, level, found.solution.choice))
+        result = solve_level(formulation, level, capacity, solver("dp"))
+        assert result.solution.peak_bytes <= capacity * (1 + 1e-9)
+        assert result.objective == pytest.approx(level_value(formulation, level, result.solution.choice))
     with pytest.raises(InfeasibleError):
         solve_level(formulation, level, least * 0.9, solver("dp"))
 
@@ -130,14 +130,14 @@ def test_least_memory_of_random_problems(seed: int, name: str) -> None:
         with pytest.raises(InfeasibleError):
             smallest_memory(problem, solver(name))
         return
-    found = smallest_memory(problem, solver(name))
+    result = smallest_memory(problem, solver(name))
     least = min(float(memory(problem, choice).max()) for choice in choices)
-    assert found.bound <= least + 1e-9
-    assert found.objective == memory(problem, found.solution.choice).max() >= least
+    assert result.bound <= least + 1e-9
+    assert result.objective == memory(problem, result.solution.choice).max() >= least
     if name == "exhaustive":
-        assert found.objective == least
+        assert result.objective == least
         same = [objective(problem, choice) for choice in choices if memory(problem, choice).max() <= least]
-        assert found.solution.objective == pytest.approx(min(same), abs=1e-9)
+        assert result.solution.objective == pytest.approx(min(same), abs=1e-9)
 
 
 @given(st.integers(0, 10**9))
@@ -150,15 +150,15 @@ def test_a_poor_solver_has_a_valid_bound(seed: int) -> None:
     if len(set(peaks)) < 2:
         return
 
-    def poor(asked: Problem) -> Solution:
-        fitting = [p for p in peaks if min(peaks) < p <= asked.capacity_bytes]
+    def poor(limited: Problem) -> Solution:
+        fitting = [p for p in peaks if min(peaks) < p <= limited.capacity_bytes]
         if not fitting:
             raise InfeasibleError("none")
         choice = choices[peaks.index(min(fitting))]
         return Solution(problem, choice, 0.0, "poor")
 
-    found = smallest_memory(problem, poor)
-    assert found.bound <= min(peaks) + 1e-9 < found.objective
+    result = smallest_memory(problem, poor)
+    assert result.bound <= min(peaks) + 1e-9 < result.objective
 
 
 def test_names_of_levels() -> None:

@@ -67,10 +67,10 @@ def test_every_strategy_lowers_to_a_sound_program():
 
 def test_a_weight_of_two_uses_whose_gradients_lie_differently():
     """Of one use the gradient is summed over devices, of the other each has the whole: only the first is deferred."""
-    own = {"w1": "w0", "b1": "b0"}
-    ops = tuple(replace(op, operands=tuple(own.get(name, name) for name in op.operands)) for op in GRAPH.ops)
-    left = tuple(parameter for parameter in GRAPH.parameters if parameter.tensor not in own)
-    tensors = tuple(tensor for tensor in GRAPH.tensors if tensor.name not in own)
+    tied = {"w1": "w0", "b1": "b0"}
+    ops = tuple(replace(op, operands=tuple(tied.get(name, name) for name in op.operands)) for op in GRAPH.ops)
+    left = tuple(parameter for parameter in GRAPH.parameters if parameter.tensor not in tied)
+    tensors = tuple(tensor for tensor in GRAPH.tensors if tensor.name not in tied)
     graph, mixed = replace(GRAPH, ops=ops, parameters=left, tensors=tensors), 0
     for seed in range(40):
         plan = random_plan(PlanningContext(graph, Mesh.parse("dp=2"), HARDWARE), seed)
@@ -131,7 +131,7 @@ def moves(text: str) -> list[PlanStep]:
     """Of `tp S0 R all_gather reduce_scatter, ...`; a way that does nothing is `-`."""
     words = [part.split() for part in text.split(", ")]
     return [
-        PlanStep(*(tuple(word.split("+")) for word in own[:3]), *(way.strip("-") for way in own[3:])) for own in words
+        PlanStep(*(tuple(word.split("+")) for word in row[:3]), *(kind.strip("-") for kind in row[3:])) for row in words
     ]
 
 

@@ -146,7 +146,7 @@ def test_below_the_least_of_all_programs(seed: int) -> None:
     """Brute force over what two random choices of each node leave."""
     whole = formulate(PlanningContext(mlp_graph(1, 4, 8), Mesh.parse("a=2"), HARDWARE))
     pair = [random_choice(whole.problem, 2 * seed + i) for i in range(2)]
-    formulation = narrowed(whole, {n: sorted(set(own)) for n, own in enumerate(zip(*pair, strict=True))})
+    formulation = narrowed(whole, {n: sorted(set(choices)) for n, choices in enumerate(zip(*pair, strict=True))})
     sizes = [range(len(node.seconds)) for node in formulation.problem.nodes]
     allowed = [c for c in itertools.product(*sizes) if math.isfinite(objective(formulation.problem, c))]
     smallest = min(max(program_of(formulation, choice)[1].bytes) for choice in allowed)
@@ -174,8 +174,8 @@ def test_plans_with_a_pin_are_bounded_alone() -> None:
     request = SearchRequest(mesh, pins=("h.*.fc.weight=Replicate@dp,Replicate@tp",))
     graph = mlp_graph(2, 4, 256)
     free, pinned = (
-        memory_lower_bound(prepare(graph, mesh, HARDWARE, own).formulation).bytes
-        for own in (SearchRequest(mesh), request)
+        memory_lower_bound(prepare(graph, mesh, HARDWARE, option).formulation).bytes
+        for option in (SearchRequest(mesh), request)
     )
     assert pinned > 1.5 * free
     with pytest.raises(InfeasibleError, match=r"^proved: .*pinned: h") as caught:
@@ -236,6 +236,6 @@ def test_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     graph_json.save(mlp_graph(2), graph)
     words = ["plan", str(graph), "--mesh", "dp=2", "--hardware", "h100-80g-sxm", "--out", str(tmp_path / "out")]
     assert commands.main([*words, "--memory-limit", "1KiB", "--no-cache", "--json"]) == 3
-    told = capsys.readouterr()
-    assert "autoshard: proved: no plan of mesh dp=2 fits: each holds at least" in told.err
-    assert json.loads(told.out)["error"]["proven"] is True
+    captured = capsys.readouterr()
+    assert "autoshard: proved: no plan of mesh dp=2 fits: each holds at least" in captured.err
+    assert json.loads(captured.out)["error"]["proven"] is True

@@ -27,18 +27,18 @@ GRAPH = mlp_graph(2, 512, 4096)
 
 
 def test_every_factorisation_of_a_power_of_two() -> None:
-    found = [mesh.sizes for mesh in meshes(HARDWARE, 64)]
+    shapes = [mesh.sizes for mesh in meshes(HARDWARE, 64)]
     wanted = [s for n in (1, 2, 3) for s in itertools.product(range(2, 65), repeat=n) if math.prod(s) == 64]
-    assert sorted(found) == sorted(wanted)
-    assert [len(sizes) for sizes in found] == sorted(len(sizes) for sizes in found)
+    assert sorted(shapes) == sorted(wanted)
+    assert [len(sizes) for sizes in shapes] == sorted(len(sizes) for sizes in shapes)
     assert meshes(HARDWARE, 64)[-1].names == ("outer", "middle", "inner")
 
 
 def test_node_boundaries_are_respected() -> None:
     """24 devices are three nodes of 8: groups of 3, 6 or 12 consecutive ranks would lie across nodes."""
-    found = [mesh.sizes for mesh in meshes(HARDWARE, 24)]
-    assert (3, 8) in found and (6, 4) in found and (24,) in found
-    assert not {(8, 3), (4, 6), (2, 12)} & set(found)
+    shapes = [mesh.sizes for mesh in meshes(HARDWARE, 24)]
+    assert (3, 8) in shapes and (6, 4) in shapes and (24,) in shapes
+    assert not {(8, 3), (4, 6), (2, 12)} & set(shapes)
     assert [mesh.sizes for mesh in meshes(HARDWARE, 1)] == [(1,)]
     assert [mesh.sizes for mesh in meshes(HARDWARE, 7)] == [(7,)]
 
@@ -64,9 +64,9 @@ def test_a_bound_on_one_of_several_meshes_says_so() -> None:
     graph = mlp_graph(1, 16, 16)
     plan = search_meshes(graph, HARDWARE, SearchRequest(devices=4))
     alone = search(graph, HARDWARE, SearchRequest(plan.mesh))
-    told = [[certainty(own), *map(" ".join, certificate_rows(own))] for own in (plan, alone)]
-    assert ["on this mesh" in text for text in told[0]] == [True, False, True]
-    assert not any("on this mesh" in text for text in told[1])
+    texts = [[certainty(candidate), *map(" ".join, certificate_rows(candidate))] for candidate in (plan, alone)]
+    assert ["on this mesh" in text for text in texts[0]] == [True, False, True]
+    assert not any("on this mesh" in text for text in texts[1])
 
 
 def test_the_bound_is_below_every_simulated_step() -> None:
@@ -90,8 +90,8 @@ def test_meshes_that_can_not_be() -> None:
 
 def test_least_memory_chooses_its_mesh_by_memory() -> None:
     plan = search_meshes(mlp_graph(2, 64, 64), HARDWARE, SearchRequest(devices=4, level=MEMORY))
-    made = [row.predicted_peak_bytes for row in plan.search.meshes if row.predicted_peak_bytes]
-    assert plan.predicted_peak_bytes == min(made)
+    peaks = [row.predicted_peak_bytes for row in plan.search.meshes if row.predicted_peak_bytes]
+    assert plan.predicted_peak_bytes == min(peaks)
 
 
 def test_a_stopped_clock_leaves_meshes_out_and_says_so() -> None:

@@ -71,8 +71,8 @@ def test_levels_tell_what_their_nodes_tell_one_by_one(seed: int, stretch: int) -
         assert messages.on(unary) == pytest.approx(one.sweep(1), abs=1e-12)
         assert messages.back(unary) == pytest.approx(one.sweep(-1), abs=1e-12)
         assert messages.rounded(unary).tolist() == one.rounded()
-        for n, told in enumerate(messages.beliefs(unary)):
-            np.testing.assert_allclose(told, one.belief(n), atol=1e-12)
+        for n, belief in enumerate(messages.beliefs(unary)):
+            np.testing.assert_allclose(belief, one.belief(n), atol=1e-12)
 
 
 @pytest.mark.parametrize("stretch", [1, 3, 64])
@@ -91,11 +91,11 @@ def test_cheapest_and_either_are_what_they_are_node_by_node(seed: int) -> None:
     rng = np.random.default_rng(seed)
     row = np.round(unary.row, 1)  # with equals among them
     costs, width = NodeCosts(row, unary.ends), int(rng.integers(1, 4))
-    one, other = (np.array([rng.integers(len(own)) for own in graph.unary]) for _ in range(2))
-    found, without, both = cheapest(costs, width, one), cheapest(costs, width), either(one, other)
-    for n, own in enumerate(costs):
-        few = np.argsort(own, kind="stable")[:width]
-        assert found[n].tolist() == np.union1d(few, one[n : n + 1]).tolist()
+    one, other = (np.array([rng.integers(len(node_costs)) for node_costs in graph.unary]) for _ in range(2))
+    chosen, without, both = cheapest(costs, width, one), cheapest(costs, width), either(one, other)
+    for n, node_costs in enumerate(costs):
+        few = np.argsort(node_costs, kind="stable")[:width]
+        assert chosen[n].tolist() == np.union1d(few, one[n : n + 1]).tolist()
         assert without[n].tolist() == sorted(few.tolist())
         assert both[n].tolist() == np.unique([one[n], other[n]]).tolist()
-    assert [len(some) for some in found] == found.sizes.tolist()
+    assert [len(some) for some in chosen] == chosen.sizes.tolist()

@@ -133,31 +133,31 @@ def _check_names(definition: Definition, naming: Naming, nested: dict[int, int])
     holds = {names[value]: value for value in definition.inputs}
     late: dict[int, list[str]] = {}  # statement -> what is read by those written within it
     for i, item in enumerate(definition.body):
-        given = list(item.arguments if isinstance(item, Loop | ModuleCall) else reads(item))
+        inputs = list(item.arguments if isinstance(item, Loop | ModuleCall) else reads(item))
         if i in nested:
-            late.setdefault(nested[i], []).extend(given)
+            late.setdefault(nested[i], []).extend(inputs)
             continue
         for new, value in naming.copies.get(i, []):
             assert holds[names[value]] == value
             holds[new] = value
-        read = {a: naming.carried.get((i, a)) or names.get(value) for a, value in enumerate(given)}
-        assert all(variable is None or holds[variable] == given[a] for a, variable in read.items())
+        read = {a: naming.carried.get((i, a)) or names.get(value) for a, value in enumerate(inputs)}
+        assert all(variable is None or holds[variable] == inputs[a] for a, variable in read.items())
         assert all(value not in names or holds[names[value]] == value for value in late.get(i, []))
         results = item.results if isinstance(item, Loop | ModuleCall) else results_of(item)
         holds |= {names[value]: value for value in results if value is not None and names[value] != "_"}
         if isinstance(item, Loop):  # the next turn reads again what is not carried
-            again = {a: variable for a, variable in read.items() if (i, a) not in naming.carried}
-            assert all(variable is None or holds[variable] == given[a] for a, variable in again.items())
+            reread = {a: variable for a, variable in read.items() if (i, a) not in naming.carried}
+            assert all(variable is None or holds[variable] == inputs[a] for a, variable in reread.items())
     ends = [*definition.outputs, *(new for _, new in definition.updates)]
     assert all(holds[names[value]] == value for value in ends if value in names)
 
 
 def _paths(name: str, path: str, tree) -> list[str]:  # type: ignore[no-untyped-def]
     definition = tree.definition(name)
-    found = [f"{path}{p}" for p, _ in definition.parameters]
+    paths = [f"{path}{p}" for p, _ in definition.parameters]
     for child in definition.children:
-        found += _paths(child.definition, f"{path}{child.path}.", tree)
-    return found
+        paths += _paths(child.definition, f"{path}{child.path}.", tree)
+    return paths
 
 
 def test_equal_blocks_share_one_class_and_become_a_loop() -> None:
@@ -233,9 +233,9 @@ def test_reserved_names_are_avoided(reserved: frozenset[str]) -> None:
     ],
 )
 def test_brackets(outer: str, inner: dict[str, str], wanted: str) -> None:
-    made = with_brackets(outer, inner)
-    assert made == wanted
+    bracketed = with_brackets(outer, inner)
+    assert bracketed == wanted
     names = {"x": 3.5, "y": 5.25, "z": 7.0, "w": 11.0}
     if not any(part in outer for part in "@F[|ä") and "reshape" not in outer:
         values = {name: eval(text, {}, names) for name, text in inner.items()}
-        assert eval(made, {}, names) == eval(outer, {}, {**names, **values})
+        assert eval(bracketed, {}, names) == eval(outer, {}, {**names, **values})

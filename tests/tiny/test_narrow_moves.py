@@ -34,8 +34,8 @@ def graph_of(seed: int, *, nodes: int = 6, density: float = 0.5, forbidden: floa
 
 
 def cost_of(graph: PairGraph, choice: Integers | tuple[int, ...]) -> float:
-    own = sum(float(costs[s]) for costs, s in zip(graph.unary, choice, strict=True))
-    return own + sum(float(cost[choice[a], choice[b]]) for (a, b), cost in graph.edges.items())
+    node_cost = sum(float(costs[s]) for costs, s in zip(graph.unary, choice, strict=True))
+    return node_cost + sum(float(cost[choice[a], choice[b]]) for (a, b), cost in graph.edges.items())
 
 
 def after(choice: Integers, moves: list[Move]) -> Integers:
@@ -46,11 +46,11 @@ def after(choice: Integers, moves: list[Move]) -> Integers:
 
 
 def costs_of(graph: PairGraph) -> NodeCosts:
-    return NodeCosts(np.concatenate(graph.unary), np.cumsum([len(own) for own in graph.unary]))
+    return NodeCosts(np.concatenate(graph.unary), np.cumsum([len(costs) for costs in graph.unary]))
 
 
-def least(graph: PairGraph, kept: list[Integers] | None = None) -> float:
-    some = kept or [np.arange(len(own)) for own in graph.unary]
+def least(graph: PairGraph, allowed: list[Integers] | None = None) -> float:
+    some = allowed or [np.arange(len(costs)) for costs in graph.unary]
     return min(cost_of(graph, choice) for choice in itertools.product(*(s.tolist() for s in some)))
 
 
@@ -58,7 +58,7 @@ def least(graph: PairGraph, kept: list[Integers] | None = None) -> float:
 def test_where_all_tables_fit_one_move_finds_the_optimum(seed: int) -> None:
     """Six nodes of three choices have tables of 729 entries at most: none is held, whatever the order."""
     graph, rng = graph_of(seed), np.random.default_rng(seed)
-    start = np.array([rng.integers(len(own)) for own in graph.unary])
+    start = np.array([rng.integers(len(costs)) for costs in graph.unary])
     moves = NarrowMoves(graph).changes(costs_of(graph), start, rng)
     new = after(start, moves)
     assert cost_of(graph, new) == pytest.approx(min(least(graph), cost_of(graph, start)))
@@ -69,50 +69,50 @@ def test_where_all_tables_fit_one_move_finds_the_optimum(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_held_nodes_stay_and_the_others_are_best_around_them(seed: int) -> None:
     graph, rng = graph_of(seed, density=1.0, forbidden=0.0, fewest=2), np.random.default_rng(seed)
-    narrow, sizes = NarrowMoves(graph), [len(own) for own in graph.unary]
+    narrow, sizes = NarrowMoves(graph), [len(costs) for costs in graph.unary]
     narrow.orders = [narrow_order(narrow.costs, sizes, 9.0, 1.0, rng)] * 8  # tables of two nodes
     held = narrow.orders[0].held
     assert held, "else this test says nothing"
     narrow._order = lambda rng: narrow.orders[0]  # type: ignore[method-assign]
     start = np.array([rng.integers(size) for size in sizes])
     new = after(start, narrow.changes(costs_of(graph), start, rng))
-    kept = [start[n : n + 1] if n in held else np.arange(size) for n, size in enumerate(sizes)]
-    assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+    allowed = [start[n : n + 1] if n in held else np.arange(size) for n, size in enumerate(sizes)]
+    assert cost_of(graph, new) == pytest.approx(least(graph, allowed))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_mixed_is_the_best_of_the_choices_kept(seed: int) -> None:
     graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
-    start, other = (np.array([rng.integers(len(own)) for own in graph.unary]) for _ in range(2))
+    start, other = (np.array([rng.integers(len(costs)) for costs in graph.unary]) for _ in range(2))
     joined: set[int] = {n for pair in graph.edges for n in pair}
     among = np.array([other[n] if n in joined else start[n] for n in range(len(start))])
-    kept = [np.unique(pair) for pair in np.stack([start, among], axis=1)]
+    allowed = [np.unique(pair) for pair in np.stack([start, among], axis=1)]
     new = after(start, NarrowMoves(graph).mixed(costs_of(graph), start, either(start, among), rng))
-    assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+    assert cost_of(graph, new) == pytest.approx(least(graph, allowed))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_mixed_is_the_best_beside_what_has_to_be_held(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, rng = graph_of(seed, density=1.0, forbidden=0.0, fewest=2), np.random.default_rng(seed)
-    start, other = (np.array([rng.integers(len(own)) for own in graph.unary]) for _ in range(2))
+    start, other = (np.array([rng.integers(len(costs)) for costs in graph.unary]) for _ in range(2))
     ways = list[NarrowOrder]()
 
-    def noted(*given: Any) -> NarrowOrder:
-        ways.append(narrow_order(*given[:2], 4.0, *given[3:]))  # tables of two nodes of two choices
+    def noted(*args: Any) -> NarrowOrder:
+        ways.append(narrow_order(*args[:2], 4.0, *args[3:]))  # tables of two nodes of two choices
         return ways[-1]
 
     monkeypatch.setattr(narrow_moves, "narrow_order", noted)
     new = after(start, NarrowMoves(graph).mixed(costs_of(graph), start, either(start, other), rng))
     held = ways[0].held
-    kept = [np.unique([a] if n in held else [a, b]) for n, (a, b) in enumerate(zip(start, other, strict=True))]
-    assert cost_of(graph, new) == pytest.approx(least(graph, kept))
+    allowed = [np.unique([a] if n in held else [a, b]) for n, (a, b) in enumerate(zip(start, other, strict=True))]
+    assert cost_of(graph, new) == pytest.approx(least(graph, allowed))
     assert held or (start == other).sum() >= 4
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_move_is_worth_what_it_says_whatever_others_are_made(seed: int) -> None:
     graph, rng = graph_of(seed, nodes=8, density=0.25, forbidden=0.0), np.random.default_rng(seed)
-    start = np.array([rng.integers(len(own)) for own in graph.unary])
+    start = np.array([rng.integers(len(costs)) for costs in graph.unary])
     for moves in (
         NarrowMoves(graph).changes(costs_of(graph), start, rng),
         NarrowMoves(graph).mixed(costs_of(graph), start, either(start, np.zeros_like(start)), rng),
@@ -181,13 +181,13 @@ def test_a_plan_is_made_to_fit_by_as_few_changes_as_do(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_costs_given_what_is_held(seed: int) -> None:
     graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
-    choice = np.array([rng.integers(len(own)) for own in graph.unary])
+    choice = np.array([rng.integers(len(costs)) for costs in graph.unary])
     held = rng.random(len(choice)) < 0.5
     row = NarrowMoves(graph).given.row(choice, held)
-    for n, own in enumerate(NodeCosts(row, costs_of(graph).ends)):
+    for n, costs in enumerate(NodeCosts(row, costs_of(graph).ends)):
         beside = [cost[:, choice[b]] for (a, b), cost in graph.edges.items() if a == n and held[b]]
         beside += [cost[choice[a]] for (a, b), cost in graph.edges.items() if b == n and held[a]]
-        np.testing.assert_allclose(own, sum(beside, np.zeros(len(own))) * (not held[n]))
+        np.testing.assert_allclose(costs, sum(beside, np.zeros(len(costs))) * (not held[n]))
 
 
 def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> None:
@@ -199,10 +199,10 @@ def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> No
     assert usual.held == {0}
     freed = narrow_order(around, sizes, 125.0, 0.0, rng, kept=[0])
     assert 0 not in freed.held and freed.held
-    for found in (usual, freed):
-        place = {n: i for i, (n, _) in enumerate(found.order)}
-        assert sorted([*place, *found.held]) == list(range(21))
-        for n, others in found.order:
+    for node_order in (usual, freed):
+        place = {n: i for i, (n, _) in enumerate(node_order.order)}
+        assert sorted([*place, *node_order.held]) == list(range(21))
+        for n, others in node_order.order:
             assert 5.0 ** (1 + len(others)) <= 125.0
             assert all(place[o] > place[n] for o in others)
 
@@ -212,9 +212,10 @@ def limited(seed: int) -> tuple[Problem, list[tuple[int, ...]]]:
     rng = np.random.default_rng(seed)
     graph = graph_of(seed, nodes=7, forbidden=0.0, fewest=2)
     nodes = tuple(
-        Node(f"n{n}", own, rng.integers(0, 9, len(own)).astype(float), (n, n + 3)) for n, own in enumerate(graph.unary)
+        Node(f"n{n}", costs, rng.integers(0, 9, len(costs)).astype(float), (n, n + 3))
+        for n, costs in enumerate(graph.unary)
     )
-    each = [np.arange(len(own)) for own in graph.unary]
+    each = [np.arange(len(costs)) for costs in graph.unary]
     values = tuple(
         Value(f"{a}-{b}", a, (b,), each[a], (each[b],), cost, np.zeros(len(each[b])), ((0, 0),))
         for (a, b), cost in graph.edges.items()
@@ -251,9 +252,9 @@ def test_the_rounding_that_fits_best_is_polished_until_a_plan_comes_of_it(
     run.value = np.inf
     anytime._PairwiseSearch.climb(run, 400, 100.0)
     assert polished[0][0] == 86.0 and now[0] == (86.0 if comes else 150.0)
-    first = min(run.promise(found.choice) for found in rounds[:86])
+    first = min(run.promise(rounding.choice) for rounding in rounds[:86])
     assert run.promise(polished[0][1]) == first
-    fits = [run.core.fits(found.choice) for found in rounds[:86]]
+    fits = [run.core.fits(rounding.choice) for rounding in rounds[:86]]
     assert any(fits) and not all(fits) and run.core.fits(polished[0][1])
 
 
@@ -262,12 +263,12 @@ def test_small_cores_have_more_moves_in_a_row(nodes: int, moves: int) -> None:
     """A move over few nodes takes next to nothing beside the steps around it."""
     problem, _ = limited(5)
     run = anytime._PairwiseSearch(core(problem), Clock(), 0)
-    run.best, made = np.zeros(nodes, np.int64), list[bool]()
-    run.narrow.fit = lambda *_: made.append(True)  # type: ignore[method-assign]
+    run.best, calls = np.zeros(nodes, np.int64), list[bool]()
+    run.narrow.fit = lambda *_: calls.append(True)  # type: ignore[method-assign]
     run.narrow.mix = run.narrow.fit  # type: ignore[assignment, method-assign]
     run.offer = lambda _: None  # type: ignore[method-assign]
     run.narrowly()
-    assert len(made) == moves
+    assert len(calls) == moves
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -279,9 +280,9 @@ def test_a_wide_problem_under_a_limit(seed: int, monkeypatch: pytest.MonkeyPatch
     follow = anytime.NarrowSearch.follow
     monkeypatch.setattr(anytime.NarrowSearch, "follow", lambda self, by: (followed.append(True), follow(self, by)))
     problem, plans = limited(seed)
-    found = anytime.search(problem, Clock(), seed=seed)
+    solution = anytime.search(problem, Clock(), seed=seed)
     best = min(objective(problem, plan) for plan in plans if memory(problem, plan).max() <= problem.capacity_bytes)
-    assert memory(problem, found.choice).max() <= problem.capacity_bytes
-    assert found.lower_bound <= best + 1e-9 <= found.objective + 2e-9
-    assert found.objective <= 1.05 * best
-    assert followed or found.lower_bound == found.objective
+    assert memory(problem, solution.choice).max() <= problem.capacity_bytes
+    assert solution.lower_bound <= best + 1e-9 <= solution.objective + 2e-9
+    assert solution.objective <= 1.05 * best
+    assert followed or solution.lower_bound == solution.objective

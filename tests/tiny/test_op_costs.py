@@ -81,8 +81,8 @@ def fixed_attention_seconds(keys: float, head: int) -> float:
 
 def _attention(length: int, attribute: tuple[str, bool]) -> tuple[Graph, Op]:
     tensors = tuple(Tensor(name, (1, 16, length, 128), "bfloat16", True) for name in "qkvo")
-    made = Op("o", "aten.scaled_dot_product_attention", ("q", "k", "v"), (attribute,), ("o",))
-    return Graph("g", tensors, ("q", "k", "v"), (), (), (made,), ("o",), "o"), made
+    op = Op("o", "aten.scaled_dot_product_attention", ("q", "k", "v"), (attribute,), ("o",))
+    return Graph("g", tensors, ("q", "k", "v"), (), (), (op,), ("o",), "o"), op
 
 
 EIGHTHS = st.integers(1, 512).map(lambda eighth: 8 * eighth)  # rows of bfloat16 that start at multiples of 16 bytes
@@ -114,8 +114,8 @@ def test_rows_that_start_at_no_multiple_of_16_bytes_are_slow_both_ways(words, sl
         x, w, y = (tensor(*shape, dtype=dtype) for shape in ((4096, 1024), (count, 1024), (4096, count)))
         return local_op_seconds(A100, op("linear", [x, w, None], [y]))
 
-    found, padded = seconds(words), seconds(50304)
-    assert all((a > 1.5 * b) == slow for a, b in zip(found, padded, strict=True))
+    unpadded, padded = seconds(words), seconds(50304)
+    assert all((a > 1.5 * b) == slow for a, b in zip(unpadded, padded, strict=True))
     assert all(a <= b for a, b in zip(seconds(words, "float32"), seconds(50304, "float32"), strict=True))
     image = [tensor(8, 3, 33, 33), tensor(5, 3, 3, 3), None], [tensor(8, 5, 31, 31)]
     odd, plain = (local_op_seconds(hardware, op("conv2d", *image)) for hardware in (A100, _without_misaligned()))
@@ -214,8 +214,8 @@ def linear_graph(loss: str | None = "y") -> tuple[Graph, Op]:
         Tensor(name, shape, "float32", name != "x")
         for name, shape in (("x", (64, 96)), ("w", (128, 96)), ("y", (64, 128)))
     )
-    made = Op("y", "aten.linear", ("x", "w", None), (), ("y",), saved=Saved(operands=(0, 1)))
-    return Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), (made,), ("y",), loss), made
+    op = Op("y", "aten.linear", ("x", "w", None), (), ("y",), saved=Saved(operands=(0, 1)))
+    return Graph("g", tensors, ("x",), (Parameter("w", "w"),), (), (op,), ("y",), loss), op
 
 
 def strategy(*layouts: str | None, variant: str = "") -> Strategy:
@@ -234,7 +234,7 @@ def strategy(*layouts: str | None, variant: str = "") -> Strategy:
     ],
 )
 def test_a_strategy_is_priced_as_its_local_operator(layouts, x, w, y):
-    graph, made = linear_graph()
+    graph, op = linear_graph()
     mesh = Mesh.parse("tp=4")
     local = LocalOp(
         "aten.linear",
@@ -242,18 +242,18 @@ def test_a_strategy_is_priced_as_its_local_operator(layouts, x, w, y):
         (tensor(*y, dtype="float32"),),
         Saved(operands=(0, 1)),
     )
-    assert costs.op_seconds(A100, mesh, graph, made, strategy(*layouts)) == local_op_seconds(A100, local)
+    assert costs.op_seconds(A100, mesh, graph, op, strategy(*layouts)) == local_op_seconds(A100, local)
 
 
 def test_the_device_that_holds_most_is_priced():
-    graph, made = linear_graph()
+    graph, op = linear_graph()
     even, uneven = strategy("R+", "S0", None, "S1"), strategy("S0", "R+", None, "S0")
     mesh = Mesh.parse("tp=5")  # 64 rows over 5 devices: 13; 128 columns: 26
     assert (
-        costs.op_seconds(A100, mesh, graph, made, uneven)[0]
-        > costs.op_seconds(A100, Mesh.parse("tp=8"), graph, made, uneven)[0]
+        costs.op_seconds(A100, mesh, graph, op, uneven)[0]
+        > costs.op_seconds(A100, Mesh.parse("tp=8"), graph, op, uneven)[0]
     )
-    assert costs.op_seconds(A100, mesh, graph, made, even)[0] == pytest.approx(
+    assert costs.op_seconds(A100, mesh, graph, op, even)[0] == pytest.approx(
         local_op_seconds(A100, LocalOp(
             "aten.linear", (tensor(64, 96, dtype="float32"), tensor(26, 96, dtype="float32"), None),
             (tensor(64, 26, dtype="float32"),),
@@ -262,8 +262,8 @@ def test_the_device_that_holds_most_is_priced():
 
 
 def test_without_a_loss_there_is_no_backward():
-    graph, made = linear_graph(loss=None)
-    assert costs.op_seconds(A100, Mesh.parse("tp=4"), graph, made, strategy("R", "R", None, "R"))[1] == 0
+    graph, op = linear_graph(loss=None)
+    assert costs.op_seconds(A100, Mesh.parse("tp=4"), graph, op, strategy("R", "R", None, "R"))[1] == 0
 
 
 def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
@@ -279,17 +279,17 @@ def test_cross_entropy_over_the_vocabulary_pays_its_collectives():
 @pytest.mark.parametrize("rows", [64, 60])
 def test_a_product_that_float8_kernels_do_not_take_costs_as_in_bfloat16(rows: int):
     local = LocalOp("autoshard.float8_linear", (tensor(rows, 128), tensor(256, 128), None), (tensor(rows, 256),))
-    own, plain = (local_op_seconds(H100, one) for one in (local, replace(local, target="aten.linear")))
-    assert (own == plain) == (rows == 60)
+    float8, plain = (local_op_seconds(H100, one) for one in (local, replace(local, target="aten.linear")))
+    assert (float8 == plain) == (rows == 60)
 
 
 def attention(layout: str, variant: str, mesh: Mesh, causal: bool = True, length: int = 4096) -> tuple[float, float]:
     """Seconds of an attention of `length` positions whose queries, keys and values lie in `layout`."""
     tensors = tuple(Tensor(name, (1, 8, length, 64), "bfloat16", True) for name in "qkvy")
-    given = (("is_causal", causal),)
-    made = Op("y", "aten.scaled_dot_product_attention", ("q", "k", "v"), given, ("y",), saved=Saved(operands=(0, 1, 2)))
-    graph = Graph("g", tensors, ("q", "k", "v"), (), (), (made,), ("y",), "y")
-    return costs.op_seconds(A100, mesh, graph, made, strategy(*[layout] * 4, variant=variant))
+    attrs = (("is_causal", causal),)
+    op = Op("y", "aten.scaled_dot_product_attention", ("q", "k", "v"), attrs, ("y",), saved=Saved(operands=(0, 1, 2)))
+    graph = Graph("g", tensors, ("q", "k", "v"), (), (), (op,), ("y",), "y")
+    return costs.op_seconds(A100, mesh, graph, op, strategy(*[layout] * 4, variant=variant))
 
 
 def test_attention_along_the_sequence_pays_for_the_last_device_and_its_collectives():
@@ -326,12 +326,12 @@ def test_a_balanced_ring_shares_the_work_and_pays_for_the_exchange():
     ring, balanced, reordered = (
         attention("S2", f"{name}ring_attention", mesh, length=65536) for name in ("", "balanced_", "reordered_")
     )
-    assert reordered == pytest.approx([own * 4 / 7.5 for own in ring], rel=0.15)
+    assert reordered == pytest.approx([time * 4 / 7.5 for time in ring], rel=0.15)
     size = 4 * 8 * 65536 // 8 * 64 * 2.0
     exchange = costs.collective_seconds(A100, mesh, 0, "all_to_all", size * 8 / 7)
     passes = 4 * size / (A100.memory_bandwidth * A100.constant("memory.default"))
-    for own, other in zip(balanced, ring, strict=True):
-        assert own - exchange - passes == pytest.approx(other * 4 / 7.5, rel=0.05)
+    for time, other in zip(balanced, ring, strict=True):
+        assert time - exchange - passes == pytest.approx(other * 4 / 7.5, rel=0.05)
     op, block = Op("y", "aten.scaled_dot_product_attention", (), (), ()), tensor(8, 4, dtype="bfloat16")
     inside = variant_collectives(mesh, op, "balanced_ring_attention", (block,) * 3, (Layout.parse("S0"),) * 3)
     assert inside.forward == ((0, "all_gather", 8 * 2 * 64.0), (0, "all_to_all", 4 * 64.0 * 8 / 7))
@@ -353,13 +353,13 @@ def test_norms_pay_for_their_statistics():
 
 def test_saved_beside_values_follows_the_largest_tensor():
     tensors = (Tensor("x", (64, 1000), "float32", True), Tensor("t", (64,), "int64"), Tensor("l", (), "float32", True))
-    made = Op("l", "aten.cross_entropy_loss", ("x", "t"), (), ("l",), saved=Saved(operands=(1,), extra_bytes=256004))
-    graph = Graph("g", tensors, ("x", "t"), (), (), (made,), ("l",), "l")
+    op = Op("l", "aten.cross_entropy_loss", ("x", "t"), (), ("l",), saved=Saved(operands=(1,), extra_bytes=256004))
+    graph = Graph("g", tensors, ("x", "t"), (), (), (op,), ("l",), "l")
     mesh = Mesh.parse("dp=2,tp=4")
     whole, cut = strategy("R R", "R R", "R R"), strategy("S0 S1", "S0 R", "P R")
-    assert costs.kept_bytes(graph, made, whole, mesh) == 256004
-    assert costs.kept_bytes(graph, made, cut, mesh) == 256004 / 8
-    assert costs.kept_bytes(replace(graph, loss=None), made, whole, mesh) == 0
+    assert costs.kept_bytes(graph, op, whole, mesh) == 256004
+    assert costs.kept_bytes(graph, op, cut, mesh) == 256004 / 8
+    assert costs.kept_bytes(replace(graph, loss=None), op, whole, mesh) == 0
 
 
 def test_a_variant_is_priced_as_the_runtime_computes_it():
@@ -373,17 +373,17 @@ def test_a_variant_is_priced_as_the_runtime_computes_it():
         (),
         "l",
     )
-    made = Op("l", "aten.cross_entropy_loss", ("x",), (), ("l",))
+    op = Op("l", "aten.cross_entropy_loss", ("x",), (), ("l",))
     one, two = Mesh.parse("dp=1"), Mesh.parse("dp=2")
     variant = "parallel_cross_entropy"
-    plain = costs.local_seconds(A100, one, graph, made, strategy("R", "R"))
-    cut = costs.local_seconds(A100, two, graph, made, strategy("S1", "R", variant=variant))
+    plain = costs.local_seconds(A100, one, graph, op, strategy("R", "R"))
+    cut = costs.local_seconds(A100, two, graph, op, strategy("S1", "R", variant=variant))
     passes = 8 * 4096 * 25000 * 4 / (A100.memory_bandwidth * A100.constant("memory.default"))
     assert cut[0] == pytest.approx(passes, rel=0.01) and cut[0] > plain[0]
-    rows = costs.local_seconds(A100, two, graph, made, strategy("S0", "P", variant=variant))
-    assert rows == pytest.approx([own / 2 for own in plain], rel=0.05), "torch's own kernels, where classes are whole"
+    rows = costs.local_seconds(A100, two, graph, op, strategy("S0", "P", variant=variant))
+    assert rows == pytest.approx([time / 2 for time in plain], rel=0.05), "torch's own kernels, where classes are whole"
     low = replace(graph, tensors=tuple(replace(x, dtype="bfloat16") for x in graph.tensors))
-    assert costs.local_seconds(A100, two, low, made, strategy("S0", "P", variant=variant))[0] > 2 * rows[0]
+    assert costs.local_seconds(A100, two, low, op, strategy("S0", "P", variant=variant))[0] > 2 * rows[0]
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -36,20 +36,20 @@ def words(path: Path) -> Iterator[str]:
 def files_that_name() -> dict[str, set[str]]:
     """Operators whose name is no word of English -> the files that have it in a string."""
     names = {target.partition(".")[2] for target, known in OPERATORS.items() if known.rule is not None}
-    found: dict[str, set[str]] = {name: set() for name in names if "_" in name.strip("_")}
+    files: dict[str, set[str]] = {name: set() for name in names if "_" in name.strip("_")}
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE).as_posix()
         if "_data" not in path.parts and not place.startswith(COPIED):
-            for word in found.keys() & set(words(path)):
-                found[word].add(place)
-    return found
+            for word in files.keys() & set(words(path)):
+                files[word].add(place)
+    return files
 
 
 def test_few_files_know_an_operators_name() -> None:
-    found = files_that_name()
-    assert len(found["scaled_dot_product_attention"]) <= MOST
-    assert len(found["cross_entropy_loss"]) <= MOST
-    elsewhere = {name: [p for p in places if not p.startswith(REWRITING)] for name, places in found.items()}
+    files = files_that_name()
+    assert len(files["scaled_dot_product_attention"]) <= MOST
+    assert len(files["cross_entropy_loss"]) <= MOST
+    elsewhere = {name: [p for p in places if not p.startswith(REWRITING)] for name, places in files.items()}
     assert not {name: places for name, places in elsewhere.items() if len(places) > MOST}
 
 

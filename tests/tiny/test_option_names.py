@@ -25,14 +25,14 @@ OTHERS = {
 }
 
 
-def options_of(made: argparse.ArgumentParser) -> set[str]:
-    return {option for action in made._actions for option in action.option_strings if option.startswith("--")}
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
 
 
 def by_verb() -> dict[str, set[str]]:
-    made = parser(VERBS)
-    verbs = next(action for action in made._actions if isinstance(action, argparse._SubParsersAction))
-    return {name: options_of(own) for name, own in verbs.choices.items()} | {"": options_of(made)}
+    top_parser = parser(VERBS)
+    verbs = next(action for action in top_parser._actions if isinstance(action, argparse._SubParsersAction))
+    return {name: options_of(verb) for name, verb in verbs.choices.items()} | {"": options_of(top_parser)}
 
 
 def programs() -> set[str]:
@@ -40,7 +40,7 @@ def programs() -> set[str]:
     places = [*(PACKAGE / "emit" / "package").glob("*.py"), *(PACKAGE / "emit").glob("*.py"), *ROOT.glob("docs/*.py")]
     texts = [path.read_text(encoding="utf-8") for path in [*places, *ROOT.glob("benchmarks/*.py")]]
     texts += [path.read_text(encoding="utf-8") for path in (PACKAGE / "verification").rglob("*.py")]
-    return {found for text in texts for found in re.findall(r"""["'](--[a-z][a-z-]*)["']""", text)}
+    return {option for text in texts for option in re.findall(r"""["'](--[a-z][a-z-]*)["']""", text)}
 
 
 VERB = by_verb()
@@ -63,10 +63,10 @@ def strings(path: Path) -> list[str]:
 def faults(text: str) -> list[str]:
     """Options in it that there are not; of a command those that its verb has not."""
     wrong = [option for option in _OPTION.findall(text) if option not in KNOWN]
-    for verb, rest in _COMMAND.findall(text):
-        rest = re.sub(r"--options '[^']*'", "--options", rest)  # of `launch`: for train.py
+    for verb, arguments in _COMMAND.findall(text):
+        arguments = re.sub(r"--options '[^']*'", "--options", arguments)  # of `launch`: for train.py
         if verb in VERB:
-            wrong += [f"{verb} {own}" for own in _OPTION.findall(rest) if own not in VERB[verb]]
+            wrong += [f"{verb} {option}" for option in _OPTION.findall(arguments) if option not in VERB[verb]]
     return wrong
 
 
@@ -75,8 +75,8 @@ PAGES = [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").glob("*.md")) i
 
 
 def test_sources() -> None:
-    told = {path.relative_to(ROOT).as_posix(): [f for text in strings(path) for f in faults(text)] for path in SOURCES}
-    assert {name: own for name, own in told.items() if own} == {}
+    files = {path.relative_to(ROOT).as_posix(): [f for text in strings(path) for f in faults(text)] for path in SOURCES}
+    assert {name: wrong for name, wrong in files.items() if wrong} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -33,15 +33,15 @@ GONE = ("dearest", "dearer", "summand", "the mend", "a person", "lies as", "wish
 
 def names(path: Path) -> set[str]:
     """What a module defines at its top."""
-    found: set[str] = set()
+    defined: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
+            defined.add(node.name)
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
-        found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
+        defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return defined
 
 
 @pytest.mark.parametrize(("term", "sentence", "place", "name"), ROWS, ids=[row[0] for row in ROWS])
@@ -59,8 +59,8 @@ def test_every_row_is_read() -> None:
 def test_a_word_is_gone(word: str) -> None:
     pattern = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
     files = [*(ROOT / "autoshard").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-    found = [path.relative_to(ROOT) for path in files if pattern.search(path.read_text(encoding="utf-8"))]
-    assert not found
+    matches = [path.relative_to(ROOT) for path in files if pattern.search(path.read_text(encoding="utf-8"))]
+    assert not matches
 
 
 def read_by_users() -> Iterator[tuple[str, str]]:
@@ -101,8 +101,8 @@ def test_the_words_that_the_glossary_replaces_are_not_used() -> None:
 def test_no_sentence_of_a_page_begins_with_of() -> None:
     """ "Of three plans one is written": subject, verb, object reads at once."""
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-    found = {path.name: OF_FIRST.findall(path.read_text(encoding="utf-8")) for path in pages}
-    assert not {name: sentences for name, sentences in found.items() if sentences}
+    by_page = {path.name: OF_FIRST.findall(path.read_text(encoding="utf-8")) for path in pages}
+    assert not {name: sentences for name, sentences in by_page.items() if sentences}
 
 
 def begun_badly(source: str) -> list[str]:
@@ -196,8 +196,8 @@ def test_every_test_is_there() -> None:
 
 
 def test_every_item_has_a_row() -> None:
-    found: set[str] = set()
+    items: set[str] = set()
     for row in re.findall(r"^\| ([A-I]\d.*?) \|", INTERFACE, re.MULTILINE):
         for section, first, last in re.findall(r"([A-I])(\d+)(?:–[A-I](\d+))?", row):
-            found |= {f"{section}{number}" for number in range(int(first), int(last or first) + 1)}
-    assert {f"{section}{number}" for section, last in LAST.items() for number in range(1, last + 1)} <= found
+            items |= {f"{section}{number}" for number in range(int(first), int(last or first) + 1)}
+    assert {f"{section}{number}" for section, last in LAST.items() for number in range(1, last + 1)} <= items

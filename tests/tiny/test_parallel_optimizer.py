@@ -47,7 +47,7 @@ def test_what_it_refuses(said: dict[str, object], told: str) -> None:
 def cut(plan: Plan) -> dict[str, set[int]]:
     """Parameter -> the axes that cut it."""
     return {
-        p.path: {axis for axis, own in enumerate(p.layout.placements) if isinstance(own, Shard)}
+        p.path: {axis for axis, placement in enumerate(p.layout.placements) if isinstance(placement, Shard)}
         for p in plan.parameters
     }
 
@@ -77,8 +77,8 @@ def test_level_1_of_a_step_is_the_leaner_of_two() -> None:
         replace(plan, step=StepPlan(4, predicted_seconds=seconds, predicted_peak_bytes=size))
         for seconds, size in ((4.0, 163.8), (2.0, 163.4))
     )
-    made = least_step(least, fastest)
-    assert made.step == fastest.step and made.search.level == 1 and made.certificate.level_bound == 0
+    leaner = least_step(least, fastest)
+    assert leaner.step == fastest.step and leaner.search.level == 1 and leaner.certificate.level_bound == 0
     assert least_step(fastest, least) == fastest
 
 

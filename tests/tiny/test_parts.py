@@ -45,12 +45,12 @@ def test_parts_add_up(model: str, seed: int) -> None:
     formulation = formulate(PlanningContext(graph, Mesh.parse("dp=2,tp=2"), HARDWARE))
     problem = formulation.problem
     choice = random_plans.random_choice(problem, seed)
-    found = parts(formulation, choice)
-    seconds = sum(part.compute_seconds + part.communication_seconds for part in found)
+    all_parts = parts(formulation, choice)
+    seconds = sum(part.compute_seconds + part.communication_seconds for part in all_parts)
     assert seconds == pytest.approx(objective(problem, choice), rel=1e-9)
-    assert sum(part.memory_bytes for part in found) == pytest.approx(float(memory(problem, choice).max()))
-    assert all(0 <= part.repeated_seconds <= part.compute_seconds for part in found)
-    for n, part in enumerate(found):
+    assert sum(part.memory_bytes for part in all_parts) == pytest.approx(float(memory(problem, choice).max()))
+    assert all(0 <= part.repeated_seconds <= part.compute_seconds for part in all_parts)
+    for n, part in enumerate(all_parts):
         if part.runner_up:
             offered = [str(x) for x in formulation.sites[n].strategies or formulation.sites[n].layouts]
             others = [[*choice[:n], s, *choice[n + 1 :]] for s in range(len(offered)) if s != choice[n]]

@@ -50,18 +50,18 @@ MLP = formulate(PlanningContext(mlp_graph(3, 64, 64), MESH, HARDWARE))
 
 def choices(formulation: Formulation, *texts: str) -> dict[str, str]:
     """Name of a node -> what the best plan under these pins does there, as one could pin it."""
-    found = pinned(formulation, [parse_pin(text, formulation.mesh) for text in texts])
-    solution = solvers.solve(found.formulation.problem)
-    sites = found.formulation.sites
+    result = pinned(formulation, [parse_pin(text, formulation.mesh) for text in texts])
+    solution = solvers.solve(result.formulation.problem)
+    sites = result.formulation.sites
     return {site.name: choice_text(site, s, formulation.mesh) for site, s in zip(sites, solution.choice, strict=True)}
 
 
 def layouts(formulation: Formulation, op: str, *texts: str) -> tuple[Layout | None, ...]:
     """The operands of an operator in the best plan under these pins."""
-    found = pinned(formulation, [parse_pin(text, formulation.mesh) for text in texts])
-    solution = solvers.solve(found.formulation.problem)
-    node = next(n for n, site in enumerate(found.formulation.sites) if site.name == op and site.kind == "op")
-    return found.formulation.sites[node].strategies[solution.choice[node]].operands
+    result = pinned(formulation, [parse_pin(text, formulation.mesh) for text in texts])
+    solution = solvers.solve(result.formulation.problem)
+    node = next(n for n, site in enumerate(result.formulation.sites) if site.name == op and site.kind == "op")
+    return result.formulation.sites[node].strategies[solution.choice[node]].operands
 
 
 def test_placements() -> None:
@@ -80,11 +80,11 @@ def test_an_axis_need_not_be_named_where_there_is_one() -> None:
 def test_what_can_be_pinned() -> None:
     assert choices(MLP, "h.1.fc.weight=Shard(1)@tp")["w1"].endswith("Shard(1)@tp")
     assert choices(MLP, "x=Shard(0)@dp,Shard(1)@tp")["x"] == "Shard(0)@dp,Shard(1)@tp"
-    found = choices(MLP, "h.*.fc=Shard(1)@tp", "*.weight=Replicate@dp", "module:h.0=Shard(0)@dp")
+    chosen = choices(MLP, "h.*.fc=Shard(1)@tp", "*.weight=Replicate@dp", "module:h.0=Shard(0)@dp")
     assert all(
-        found[f"linear_{n}"].endswith("Shard(1)@tp") and found[f"w{n}"].startswith("Replicate") for n in range(3)
+        chosen[f"linear_{n}"].endswith("Shard(1)@tp") and chosen[f"w{n}"].startswith("Replicate") for n in range(3)
     )
-    assert found["relu_0"].startswith("Shard(0)@dp")
+    assert chosen["relu_0"].startswith("Shard(0)@dp")
     assert choices(MLP, "parameter:h.0*=Replicate@tp")["b0"].endswith("Replicate@tp")
 
 
@@ -193,11 +193,11 @@ def test_every_solution_keeps_its_pins(data: st.DataObject) -> None:
         paths = {p.tensor: p.path for p in formulation.graph.parameters}
         texts[site.name] = (f"{kind}:{paths.get(site.name, site.name)}", choice_text(site, choice, formulation.mesh))
     try:
-        found = choices(formulation, *(f"{what}={how}" for what, how in texts.values()))
+        chosen = choices(formulation, *(f"{what}={how}" for what, how in texts.values()))
     except InfeasibleError:
         return
     for name, (_, how) in texts.items():
-        assert found[name] == how
+        assert chosen[name] == how
 
 
 @given(data=st.data())
@@ -206,11 +206,11 @@ def test_every_cut_that_is_offered_can_be_pinned(data: st.DataObject) -> None:
     op = PRODUCTS.graph.by_op[data.draw(st.sampled_from(["product", "batched", "active"]))]
     site = next(site for site in PRODUCTS.sites if site.name == op.name)
     strategy = data.draw(st.sampled_from(site.strategies))
-    own = shard_counts.of_operands(strategy, shard_counts.operand_shapes(PRODUCTS.graph, op), MESH)
-    found = layouts(PRODUCTS, op.name, f"{op.name}={shard_counts.text(own)}")
-    ranks = [len(cut) for cut in own if cut is not None]
-    assert [shard_counts.counts(x, rank, MESH) for x, rank in zip(found, ranks, strict=True) if x is not None] == list(
-        own
+    cuts = shard_counts.of_operands(strategy, shard_counts.operand_shapes(PRODUCTS.graph, op), MESH)
+    chosen = layouts(PRODUCTS, op.name, f"{op.name}={shard_counts.text(cuts)}")
+    ranks = [len(cut) for cut in cuts if cut is not None]
+    assert [shard_counts.counts(x, rank, MESH) for x, rank in zip(chosen, ranks, strict=True) if x is not None] == list(
+        cuts
     )
 
 
@@ -245,15 +245,15 @@ def test_a_file_puts_modules_on_stages(tmp_path: Path) -> None:
     """Beside other pins, and where a whole step is searched."""
     file = tmp_path / "pins.toml"
     file.write_text('"stage:h.0-1" = 0\n"stage:h.2" = "1"\n"x" = "Replicate@dp"\n', encoding="utf-8")
-    asked = {"stages": 2, "micro_batches": 2, "pins_file": str(file)}
-    request = search_request("dp=2,tp=2", None, 2, ["stage:h.3=1"], None, None, asked)
+    options = {"stages": 2, "micro_batches": 2, "pins_file": str(file)}
+    request = search_request("dp=2,tp=2", None, 2, ["stage:h.3=1"], None, None, options)
     assert [(pin.path, pin.stage) for pin in request.step.pins] == [("h.0", 0), ("h.1", 0), ("h.2", 1), ("h.3", 1)]
     assert [pin.what for pin in request.pins_on(MESH)] == ["x"]
     step = step_request({"global_batch": 256, "stages": 2}, (), file)
     wanted = SearchRequest(devices=2, step=step, pins_file=file)
-    found = searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted)
-    assert found.pins.texts == ("x=Replicate@dp",)
-    first, second = found.best.plan.parts
+    result = searched_step(mlp_graph(4, 64, 64), HARDWARE, wanted)
+    assert result.pins.texts == ("x=Replicate@dp",)
+    first, second = result.best.plan.parts
     assert (first.first, first.stop) == (0, 2) and second.stop == 5  # the last has the loss
     file.write_text('"x" = "Shard(7)@dp"\n', encoding="utf-8")
     with pytest.raises(UsageError, match=r"x offers no layout with Shard\(7\)@dp"):

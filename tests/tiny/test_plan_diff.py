@@ -22,8 +22,8 @@ def test_casts_of_one_module_have_names_of_their_own(tmp_path: Path, capsys: pyt
     path.write_text(graph_json.dumps(apply_precision(mlp_graph(1), "bf16-mixed")), encoding="utf-8")
     for style in ("dp", "megatron"):
         planned(words(path, tmp_path / style, "--strategy", style), capsys)
-    found = json.loads(run(["diff", str(tmp_path / "dp"), str(tmp_path / "megatron"), "--json"], capsys)[1])
-    names = [change["name"] for change in found["changes"]]
+    diff = json.loads(run(["diff", str(tmp_path / "dp"), str(tmp_path / "megatron"), "--json"], capsys)[1])
+    names = [change["name"] for change in diff["changes"]]
     assert len(names) == len({*names}) and any(" to (" in name for name in names)
 
 

@@ -140,8 +140,8 @@ def test_of_the_graph_what_it_computes_counts(name: str) -> None:
 def _made(folder: Path, graph: Graph, *words: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     graph_json.save(graph, folder / "m.graph.json")
-    given = ["plan", str(folder / "m.graph.json"), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm"]
-    assert commands.main([*given, "--out", str(folder / "out"), *words]) == 0
+    args = ["plan", str(folder / "m.graph.json"), "--mesh", "dp=2,tp=2", "--hardware", "a100-80g-sxm"]
+    assert commands.main([*args, "--out", str(folder / "out"), *words]) == 0
     plan = plan_json.load(folder / "out" / "plan.json")
     text = (folder / "out" / "model_parallel.py").read_text(encoding="utf-8")
     assert plan_hash(plan, graph) in text

@@ -205,9 +205,9 @@ def test_a_plan_without_all_to_all_stays_one(style):
     else:
         plan = random_plan(PlanningContext(FULL, mesh, HARDWARE, all_to_all=False), 1)
     smaller = reapply(plan, FULL, REDUCED, HARDWARE)
-    for own in (plan, loads(dumps(plan)), smaller):
-        assert not own.search.all_to_all
-        actions = {action for r in own.redistributions for s in r.steps for action in (s.forward, s.backward)}
+    for variant in (plan, loads(dumps(plan)), smaller):
+        assert not variant.search.all_to_all
+        actions = {action for r in variant.redistributions for s in r.steps for action in (s.forward, s.backward)}
         assert (actions or style == "best") and not actions & {"all_to_all", "exchange"}
     assert style == "best" or _exchanges(
         random_plan(PlanningContext(FULL, mesh, HARDWARE), 1)

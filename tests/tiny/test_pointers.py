@@ -29,14 +29,14 @@ def defined(path: Path) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            names.update(f"{node.name}.{own.name}" for own in node.body if isinstance(own, ast.FunctionDef))
+            names.update(f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef))
     return names
 
 
 def pointers(text: str) -> list[tuple[str, str]]:
     """(module, name) of every `module.name` of a text that says where things are implemented."""
-    found = re.findall(r"`([a-z_]+)\.(\w+(?:\.\w+)?)`", text) if "mplemented in" in text else []
-    return [(module, name) for module, name in found if module in MODULES and name != "py"]
+    matches = re.findall(r"`([a-z_]+)\.(\w+(?:\.\w+)?)`", text) if "mplemented in" in text else []
+    return [(module, name) for module, name in matches if module in MODULES and name != "py"]
 
 
 def test_files_that_are_named_are_there() -> None:

@@ -32,10 +32,10 @@ def _first(program: Program, kind: type) -> int:
 
 
 def _with_instruction(program: Program, kind: type, **changes: object) -> Program:
-    made = list(program.instructions)
+    instructions = list(program.instructions)
     number = _first(program, kind)
-    made[number] = replace(made[number], **changes)  # type: ignore[type-var]
-    return replace(program, instructions=tuple(made))
+    instructions[number] = replace(instructions[number], **changes)  # type: ignore[type-var]
+    return replace(program, instructions=tuple(instructions))
 
 
 def _without(program: Program, kind: type) -> Program:
@@ -44,14 +44,14 @@ def _without(program: Program, kind: type) -> Program:
 
 
 def _with_parameter(program: Program, **changes: object) -> Program:
-    first, *rest = program.parameters
-    return replace(program, parameters=(replace(first, **changes), *rest))
+    first, *others = program.parameters
+    return replace(program, parameters=(replace(first, **changes), *others))
 
 
 def _lying(program: Program, kind: str) -> str:
     """A value with such a placement, not the loss."""
-    own = (v for v in program.values if any(type(p).__name__ == kind for p in v.layout.placements))
-    return next(value.name for value in own if value.name != program.loss)
+    values = (v for v in program.values if any(type(p).__name__ == kind for p in v.layout.placements))
+    return next(value.name for value in values if value.name != program.loss)
 
 
 BROKEN: dict[str, Callable[[Program], Program]] = {

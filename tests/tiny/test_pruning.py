@@ -144,7 +144,7 @@ def run(files: Mapping[str, str]) -> list[str]:
     hidden = {name: sys.modules.pop(name) for name in names.values() if name in sys.modules}
     try:
         # Each before those that import it.
-        for file in sorted(files, key=lambda own: (own == "train.py", own == "runtime/__init__.py", own)):
+        for file in sorted(files, key=lambda path: (path == "train.py", path == "runtime/__init__.py", path)):
             module = ModuleType(names[file])
             if file == "runtime/__init__.py":
                 module.__path__ = []
@@ -246,23 +246,23 @@ def test_texts_of_the_model_stay() -> None:
 
 def test_each_name_of_the_tables_is_there() -> None:
     """What is kept for others is looked up by name: one that was renamed would be kept no longer."""
-    texts = {f"runtime/{own.relative_to(EMIT / 'runtime')}": own.read_text() for own in EMIT.glob("runtime/**/*.py")}
-    texts |= {own.name: own.read_text() for own in (EMIT / "package").glob("*.py")}
+    texts = {f"runtime/{path.relative_to(EMIT / 'runtime')}": path.read_text() for path in EMIT.glob("runtime/**/*.py")}
+    texts |= {path.name: path.read_text() for path in (EMIT / "package").glob("*.py")}
     tables = {module_name(name): module_table(name, text) for name, text in texts.items()}
-    made = [own for key, (_, makers) in MADE_BY.items() for own in (key, *makers)]
+    made_names = [name for key, (_, makers) in MADE_BY.items() for name in (key, *makers)]
     methods = {
-        (module, f"{own.names[0]}.{method}")
+        (module, f"{definition.names[0]}.{method}")
         for module, table in tables.items()
-        for own in table.definitions
-        for method in _methods(own)
+        for definition in table.definitions
+        for method in _methods(definition)
     }
-    for name in [*ROOTS, *made, *PASSED_ON, *OUTSIDE]:
+    for name in [*ROOTS, *made_names, *PASSED_ON, *OUTSIDE]:
         assert name in methods or resolved(tables, *name) is not None, name
-    written = {own.attr for text in texts.values() for own in parsed(text).nodes if isinstance(own, ast.Attribute)}
+    written = {node.attr for text in texts.values() for node in parsed(text).nodes if isinstance(node, ast.Attribute)}
     assert written | {name.partition(".")[2] for _, name in methods} >= USED
     assert written >= SET
 
 
-def _methods(own: ModuleDefinition) -> list[str]:
-    body = own.node.body if isinstance(own.node, ast.ClassDef) else []
+def _methods(definition: ModuleDefinition) -> list[str]:
+    body = definition.node.body if isinstance(definition.node, ast.ClassDef) else []
     return [node.name for node in body if isinstance(node, ast.FunctionDef)]

@@ -62,7 +62,7 @@ def test_a_recipe_that_ran_fits(name: str, software: str) -> None:
 def test_gradients_are_held_in_what_they_are_summed_in() -> None:
     """Megatron's buffers: two bytes a parameter with grad_reduce_in_fp32 off, four with it on."""
     model = replace(LLAMA_8B, layers=4, sequence=1024, vocabulary=32_000)
-    low, wide = (memory(model, TrainingRun(8, 1, 4, zero=1, reduced=own)) for own in ("bf16", "fp32"))
+    low, wide = (memory(model, TrainingRun(8, 1, 4, zero=1, reduced=dtype)) for dtype in ("bf16", "fp32"))
     assert wide.gradients == 2 * low.gradients and low.gradients == pytest.approx(low.weights)
     plain = memory(model, TrainingRun(8, 1, 4, zero=1))
     assert plain == wide  # as before where nothing is said
@@ -71,8 +71,8 @@ def test_gradients_are_held_in_what_they_are_summed_in() -> None:
 def test_the_optimizer_widens_gradients_in_half_precision() -> None:
     """A step of few tokens is fullest when it begins: four bytes more of each parameter that the device updates."""
     model = replace(LLAMA_8B, layers=4, sequence=128, vocabulary=32_000)
-    own = memory(model, TrainingRun(8, 1, 4, zero=1, reduced="bf16"))
-    assert own.activations == 0 and own.working == pytest.approx(own.optimizer / 3)  # 4 bytes where 12 are
+    held = memory(model, TrainingRun(8, 1, 4, zero=1, reduced="bf16"))
+    assert held.activations == 0 and held.working == pytest.approx(held.optimizer / 3)  # 4 bytes where 12 are
 
 
 def test_a_fused_gate_keeps_what_it_reads() -> None:
@@ -89,7 +89,7 @@ def test_the_inner_width_of_experts_is_shared_by_tensor_parallelism() -> None:
     """A layer's pairs of token and expert: rows and results whole, what lies between cut."""
     model = replace(GROK, layers=4, sequence=1024, hidden=1024, heads=8, feedforward=4096, vocabulary=8_000)
     run = TrainingRun(8, 1, 1, precision="bf16")
-    kept = {}
+    by_tp = {}
     for tp in (1, 2, 4, 8):
         few, more = (
             memory(replace(model, layers=n), replace(run, tp=tp, sequence_parallel=tp > 1)).activations for n in (4, 5)
@@ -98,10 +98,10 @@ def test_the_inner_width_of_experts_is_shared_by_tensor_parallelism() -> None:
         a, b = (
             memory(replace(dense, layers=n), replace(run, tp=tp, sequence_parallel=tp > 1)).activations for n in (4, 5)
         )
-        kept[tp] = (more - few) - (b - a)
+        by_tp[tp] = (more - few) - (b - a)
     pairs = 2 * 1024
-    for tp, own in kept.items():
-        assert own == pytest.approx(2 * pairs * (2 * 1024 + 3 * 4096 / tp), rel=0.05), tp
+    for tp, layer_bytes in by_tp.items():
+        assert layer_bytes == pytest.approx(2 * pairs * (2 * 1024 + 3 * 4096 / tp), rel=0.05), tp
 
 
 def test_what_is_measured_as_outside_is_not_left_room_for_twice() -> None:
@@ -121,7 +121,7 @@ def test_every_run_of_the_tables_fits(large: bool) -> None:
     from benchmarks.steps import that_ran
 
     titles = [title for title in that_ran(DATA) if (title in ("MPT by FSDP", "Megatron-LM on A100")) == large]
-    own = [run for title in titles for run in that_ran(DATA)[title]]
-    made = [fullest(run.model, run.run, program_of(run.model, run.run, run.hardware)) for run in own]
-    assert len(own) >= 190
-    assert not [run.name for run, held in zip(own, made, strict=True) if not held.fits(run.hardware)]
+    runs = [run for title in titles for run in that_ran(DATA)[title]]
+    memories = [fullest(run.model, run.run, program_of(run.model, run.run, run.hardware)) for run in runs]
+    assert len(runs) >= 190
+    assert not [run.name for run, held in zip(runs, memories, strict=True) if not held.fits(run.hardware)]

@@ -58,7 +58,7 @@ def test_a_gather_by_index_moves_what_an_all_gather_over_the_same_devices_does()
     assert messages(step, mesh)[0].full_bytes(10, 60) == 60
     assert messages(replace(step, forward="exchange"), mesh)[0].full_bytes(10, 60) == 60
     step = Step((0, 1), (Shard(0), Shard(1)), (Shard(1), Shard(0)), "gather", "gather")
-    assert [own.full_bytes(10, 10) for own in messages(step, mesh)] == [60, 60]
+    assert [message.full_bytes(10, 10) for message in messages(step, mesh)] == [60, 60]
     assert messages(replace(step, forward="exchange"), mesh)[0].full_bytes(10, 10) == 10
 
 
@@ -74,8 +74,8 @@ def seconds(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
 def terms(
     shape: tuple[int, ...], mesh: str | Mesh, differentiable: bool = True, dtype: str = "float32", **options: Any
 ) -> Terms:
-    own = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    return Terms(shape, dtype, own, differentiable, seconds, LOCAL_PASS, **options)
+    parsed = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    return Terms(shape, dtype, parsed, differentiable, seconds, LOCAL_PASS, **options)
 
 
 def layout(text: str) -> Layout:
@@ -117,8 +117,8 @@ def test_nothing_to_do() -> None:
 
 
 def test_slices_come_before_gathers() -> None:
-    found = steps("S0 R", "R S1", (8, 8), "a=2,b=2", differentiable=False)
-    assert found == ["slice 1: R -> S1", "all_gather 0: S0 -> R"]
+    route = steps("S0 R", "R S1", (8, 8), "a=2,b=2", differentiable=False)
+    assert route == ["slice 1: R -> S1", "all_gather 0: S0 -> R"]
 
 
 def test_reduce_scatter_instead_of_all_reduce_and_slice() -> None:
@@ -174,13 +174,13 @@ def test_without_all_to_all_nothing_is_exchanged() -> None:
 def test_a_forward_that_is_paid_twice_may_go_another_way() -> None:
     source, target = layout("S0 S0"), layout("R+ R+")
     once, twice = (all_pairs([source], [target], terms((8,), "a=2,b=2", forward_times=t)) for t in (1.0, 2.0))
-    found = path(source, target, terms((8,), "a=2,b=2"))
-    assert twice[0, 0] - once[0, 0] == pytest.approx(found.forward_seconds, rel=1e-6)
+    route = path(source, target, terms((8,), "a=2,b=2"))
+    assert twice[0, 0] - once[0, 0] == pytest.approx(route.forward_seconds, rel=1e-6)
 
 
 def test_without_gradient_partial_gradients_are_free() -> None:
-    found = all_pairs([layout("R")], [layout("R+"), layout("R")], terms((8,), "a=2", False))
-    assert found[0] == pytest.approx([0.0, 0.0], abs=1e-11)
+    prices = all_pairs([layout("R")], [layout("R+"), layout("R")], terms((8,), "a=2", False))
+    assert prices[0] == pytest.approx([0.0, 0.0], abs=1e-11)
 
 
 def test_dim_cuts_of_nested_blocks() -> None:
@@ -214,7 +214,7 @@ def _held(state: Layout, dim: int, shape: tuple[int, ...], mesh: Mesh) -> list[l
     """The indices of a dim that every rank holds."""
     size = local_sizes(shape, state, mesh)[dim]
     ranks = (size.intervals(mesh, mesh.coordinates(rank)) for rank in range(mesh.size))
-    return [[i for start, stop in own for i in range(start, stop)] for own in ranks]
+    return [[i for start, stop in intervals for i in range(start, stop)] for intervals in ranks]
 
 
 @lru_cache(maxsize=100_000)
@@ -250,8 +250,8 @@ def _is_clean_cut(
         if len({len(block) for block in blocks}) > 1:
             return False
         counts |= {len(blocks)} - {0}
-        own = mesh.coordinates(rank)
-        index = functools.reduce(lambda n, a: n * mesh.sizes[a] + own[a], axes, 0)
+        coordinates = mesh.coordinates(rank)
+        index = functools.reduce(lambda n, a: n * mesh.sizes[a] + coordinates[a], axes, 0)
         unit = shard.unit if not blocks or len(blocks[0]) % shard.unit == 0 else 1
         cut = [block[slice(*chunk_bounds(len(block), parts, index, unit))] for block in blocks]
         if [i for block in cut for i in block] != inner:
@@ -273,14 +273,14 @@ def _seconds(step: Step, before: Layout, shape: tuple[int, ...], mesh: Mesh, gra
         "gather": (group * here, group * there),
     }
     total = 0.0
-    for name, own in zip((step.forward, step.backward), sizes_of(sizes, step, max(here, there)), strict=True):
+    for name, size in zip((step.forward, step.backward), sizes_of(sizes, step, max(here, there)), strict=True):
         if name in (*LOCAL, "exchange", "gather"):  # alone, or to pack and unpack
             total += LOCAL_PASS.launch_seconds
             total += LOCAL_PASS.seconds_per_byte * (2 * min(here, there) if name in ("slice", "pick") else here + there)
         if name in LOCAL:
             pass
         elif name:
-            total += seconds(step.axes, {"exchange": "all_to_all", "gather": "all_gather"}.get(name, name), own)
+            total += seconds(step.axes, {"exchange": "all_to_all", "gather": "all_gather"}.get(name, name), size)
         if not gradient:
             break
     return total
@@ -399,15 +399,15 @@ def expected_price(source: Layout, target: Layout, shape: tuple[int, ...], mesh:
 @given(cases())
 def test_path_and_all_pairs_equal_brute_force(case: Case) -> None:
     sources, targets, shape, mesh, gradient = case
-    own = terms(shape, mesh, gradient)
-    together = all_pairs(sources, targets, own)
+    move_terms = terms(shape, mesh, gradient)
+    together = all_pairs(sources, targets, move_terms)
     for (i, source), (j, target) in itertools.product(enumerate(sources), enumerate(targets)):
         expected = expected_price(source, target, shape, mesh, gradient)
-        found = path(source, target, own)
+        route = path(source, target, move_terms)
         assert together[i, j] == pytest.approx(expected, rel=1e-9, abs=1e-10)
-        assert found.forward_seconds + found.backward_seconds == pytest.approx(expected, rel=1e-9, abs=1e-10)
+        assert route.forward_seconds + route.backward_seconds == pytest.approx(expected, rel=1e-9, abs=1e-10)
         state = source
-        for step in found.steps:
+        for step in route.steps:
             dim_cuts(step, state, shape, mesh)  # asserts that the blocks are clean
             state = step.applied(state)
         assert state == target
@@ -418,10 +418,10 @@ def test_path_and_all_pairs_equal_brute_force(case: Case) -> None:
 def test_parts_of_all_ways_are_those_of_each_way(case: Case) -> None:
     """But for packing for an exchange, which parts leave out."""
     sources, targets, shape, mesh, gradient = case
-    own = terms(shape, mesh, gradient)
-    together = path_parts(sources, targets, own)
+    move_terms = terms(shape, mesh, gradient)
+    together = path_parts(sources, targets, move_terms)
     for (i, source), (j, target) in itertools.product(enumerate(sources), enumerate(targets)):
-        one, alone = path(source, target, own), path_parts([source], [target], own)
+        one, alone = path(source, target, move_terms), path_parts([source], [target], move_terms)
         for phases, seconds in (((THERE,), one.forward_seconds), ((BACK, SUM), one.backward_seconds)):
             total = sum(part[i, j] for (phase, _), part in together.seconds.items() if phase in phases)
             if any(step.by_index for step in one.steps):
@@ -438,26 +438,26 @@ def test_parts_of_all_ways_are_those_of_each_way(case: Case) -> None:
 
 
 def test_same_answer_every_time_and_in_any_company() -> None:
-    own = terms((64, 96), "a=2,b=4", dtype="bfloat16")
+    move_terms = terms((64, 96), "a=2,b=4", dtype="bfloat16")
     layouts = [layout(f"{x} {y}") for x in ("R", "S0", "S1/3", "P") for y in ("R+", "S1", "S0", "S1/3*4", "P")]
-    together = all_pairs(layouts, layouts, own)
-    again = all_pairs(layouts[::-1], layouts[::-1], own)[::-1, ::-1]
-    assert together == pytest.approx(again, rel=1e-12)
+    together = all_pairs(layouts, layouts, move_terms)
+    reordered = all_pairs(layouts[::-1], layouts[::-1], move_terms)[::-1, ::-1]
+    assert together == pytest.approx(reordered, rel=1e-12)
     for i, j in itertools.product(range(0, len(layouts), 3), range(0, len(layouts), 2)):
-        one = path(layouts[i], layouts[j], own)
-        assert one == path(layouts[i], layouts[j], own)
+        one = path(layouts[i], layouts[j], move_terms)
+        assert one == path(layouts[i], layouts[j], move_terms)
         assert one.forward_seconds + one.backward_seconds == pytest.approx(together[i, j], rel=1e-6, abs=1e-10)
 
 
 def test_steps_between_are_those_of_the_paths() -> None:
-    own = terms((12, 8), "a=2,b=2")
+    move_terms = terms((12, 8), "a=2,b=2")
     layouts = [layout(text) for text in ("R R+", "S0 S1", "S0/3 R", "P S1", "S1 S0")]
-    ways = {(source, path(source, target, own).steps) for source in layouts for target in layouts}
+    ways = {(source, path(source, target, move_terms).steps) for source in layouts for target in layouts}
     expected = set()
     for state, taken in ways:
         for step in taken:
             expected.add((state, step))
             state = step.applied(state)
-    found = set(redistribute.steps_between(layouts, layouts, own))
-    assert {(s, x) for s, x in found if not x.by_index} <= expected | found
-    assert {x.forward for _, x in found} == {x.forward for _, x in expected}
+    steps = set(redistribute.steps_between(layouts, layouts, move_terms))
+    assert {(s, x) for s, x in steps if not x.by_index} <= expected | steps
+    assert {x.forward for _, x in steps} == {x.forward for _, x in expected}

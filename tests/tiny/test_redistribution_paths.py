@@ -112,14 +112,14 @@ def test_a_route_has_every_element_that_moves(seed: int) -> None:
         shape = tuple(drawn.choice([1, 5, 6, 8, 12]) for _ in range(drawn.randrange(3)))
         before, after = (Layout(tuple(_placement(drawn, shape) for _ in mesh.axes)) for _ in range(2))
         axes = tuple(name for name in mesh.names if drawn.random() < 0.7) or mesh.names[:1]
-        found = buffers._route(mesh, axes, shape, before, after)
-        assert found == _counted(mesh, axes, shape, before, after), (mesh, axes, shape, str(before), str(after))
+        route = buffers._route(mesh, axes, shape, before, after)
+        assert route == _counted(mesh, axes, shape, before, after), (mesh, axes, shape, str(before), str(after))
 
 
 def _placement(drawn: random.Random, shape: tuple[int, ...]) -> Shard | object:
     if not shape or drawn.random() < 0.4:
         return drawn.choice([REPLICATE, PARTIAL])
     dim = drawn.randrange(len(shape))
-    blocks = drawn.choice([own for own in (1, 2, 3) if shape[dim] % own == 0])
-    unit = drawn.choice([own for own in (1, 2) if shape[dim] // blocks % own == 0])
+    blocks = drawn.choice([count for count in (1, 2, 3) if shape[dim] % count == 0])
+    unit = drawn.choice([size for size in (1, 2) if shape[dim] // blocks % size == 0])
     return Shard(dim, blocks=blocks, unit=unit)

@@ -64,7 +64,7 @@ def test_true_claims_stay_proven(solver: str, count: bool, monkeypatch: pytest.M
     """All where combinations are counted; without that most, by the other arguments."""
     if not count:
         monkeypatch.setattr(refutation, "SLAB", 0)
-    told: list[bool] = []
+    proven: list[bool] = []
     for seed in range(32):
         problem = random_problem(seed, most_nodes=4)
         least = least_peak(problem)
@@ -74,8 +74,8 @@ def test_true_claims_stay_proven(solver: str, count: bool, monkeypatch: pytest.M
                 solvers.SOLVERS[solver](small, Options())
             with pytest.raises(InfeasibleError) as caught:
                 solvers.solve(small, solver)
-            told += [caught.value.proven] if claim.value.proven else []
-    assert len(told) > 15 and sum(told) >= (len(told) if count else 0.7 * len(told))
+            proven += [caught.value.proven] if claim.value.proven else []
+    assert len(proven) > 15 and sum(proven) >= (len(proven) if count else 0.7 * len(proven))
 
 
 def test_prices_bound_the_bytes_of_every_plan() -> None:
@@ -96,9 +96,9 @@ def test_of_a_model_by_its_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = formulate(
         PlanningContext(mlp_graph(3, 16, 32), Mesh.parse("dp=2,tp=2"), load_hardware("h100-80g-sxm"))
     ).problem
-    asked: list[str] = []
+    calls: list[str] = []
     by_program = refutation._by_program
-    monkeypatch.setattr(refutation, "_by_program", lambda *args: asked.append("program") or by_program(*args))
+    monkeypatch.setattr(refutation, "_by_program", lambda *args: calls.append("program") or by_program(*args))
     bound = minimum_memory_bound(problem)
     for share in (0.5, 0.999):
         with pytest.raises(InfeasibleError, match="no plan fits: every plan needs") as caught:

@@ -82,9 +82,9 @@ class Checker(HTMLParser):
         self.headings: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.ids += [given["id"] or ""] if "id" in given else []
-        self.references += (given.get("aria-labelledby") or "").split()
+        by_name = dict(attrs)
+        self.ids += [by_name["id"] or ""] if "id" in by_name else []
+        self.references += (by_name.get("aria-labelledby") or "").split()
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(tag)
@@ -108,9 +108,9 @@ def checked(html: str) -> Checker:
 
 
 def data_of(html: str) -> dict[str, object]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
 @pytest.mark.parametrize("seed", quick_at([None, 1, 2], 1))
@@ -140,8 +140,8 @@ def test_a_note_that_begins_with_code_is_not_changed() -> None:
 def test_names_are_escaped() -> None:
     graph = mlp_graph(1)
     evil = "</script><img src=x onerror=alert(1)>"
-    made = built(replace(graph, ops=tuple(replace(op, module=evil) for op in graph.ops), modules=()))
-    html = package_files.report_text(made, None)
+    simulated = built(replace(graph, ops=tuple(replace(op, module=evil) for op in graph.ops), modules=()))
+    html = package_files.report_text(simulated, None)
     assert "<img" not in html
     assert html.count("</script>") == 2
     assert evil in data_of(html)["modules"]  # type: ignore[operator]
@@ -149,8 +149,8 @@ def test_names_are_escaped() -> None:
 
 @pytest.mark.parametrize("seed", [None, 2, 3])
 def test_the_drawn_events_are_the_timeline(seed: int | None) -> None:
-    made = built(seed=seed)
-    drawn, timeline = series(made.timeline), made.timeline
+    simulated = built(seed=seed)
+    drawn, timeline = series(simulated.timeline), simulated.timeline
     columns = ("start", "duration", "streams_of", "category", "phase", "name", "module", "reason", "bytes", "waits")
     assert {len(drawn[column]) for column in columns} == {len(timeline.events)}
     busy, now = dict.fromkeys(drawn["streams"], 0.0), 0
@@ -190,67 +190,67 @@ def test_exposed_communication_is_what_no_computation_covers() -> None:
 
 def test_memory_stacks_to_the_simulated_curve() -> None:
     """The spans that the page adds up reach the peak, and never more."""
-    made = built()
-    memory = plan_memory(made.program, made.graph, block_bytes=made.hardware.constant("allocator.block"))
-    drawn = memory_series(memory, made.plan, made.timeline)
+    simulated = built()
+    memory = plan_memory(simulated.program, simulated.graph, block_bytes=simulated.hardware.constant("allocator.block"))
+    drawn = memory_series(memory, simulated.plan, simulated.timeline)
     levels, first = [0.0] * len(drawn["starts"]), 0
     for begun, length, size in zip(drawn["first"], drawn["length"], drawn["bytes"], strict=True):
         first += begun
         for step in range(first, first + length + 1):
             levels[step] += size
-    assert max(levels) == pytest.approx(made.timeline.peak_bytes)
+    assert max(levels) == pytest.approx(simulated.timeline.peak_bytes)
     assert levels == pytest.approx(list(memory.bytes))
 
 
 def test_every_operator_has_a_record_with_its_reasons() -> None:
-    made = built(mlp_graph(4, 64, 128))
-    others = OtherChoices(made.plan, made.graph, made.hardware)
-    text = package_files.package_files(made)["model_parallel.py"]
-    records, instructions = op_records(made.plan, made.graph, made.program, others, text)
-    known = [n for n, own in enumerate(made.program.instructions) if isinstance(own, Compute)]
+    simulated = built(mlp_graph(4, 64, 128))
+    others = OtherChoices(simulated.plan, simulated.graph, simulated.hardware)
+    text = package_files.package_files(simulated)["model_parallel.py"]
+    records, instructions = op_records(simulated.plan, simulated.graph, simulated.program, others, text)
+    known = [n for n, instruction in enumerate(simulated.program.instructions) if isinstance(instruction, Compute)]
     assert sorted(instructions) == known
     for index in known:
-        own = made.program.instructions[index]
+        instruction = simulated.program.instructions[index]
         record = records[instructions[index]]
-        assert isinstance(own, Compute) and record["operator"] == own.target
+        assert isinstance(instruction, Compute) and record["operator"] == instruction.target
         assert record["source"].startswith("mlp.py:")
         place, _, call = record["emitted"].partition(", ")
         line = text.splitlines()[int(place.partition(":")[2]) - 1]
-        spelt = {"aten.linear": "F.linear(", "aten.relu": "relu(", "aten.mse_loss": "mse_loss("}[own.target]
+        spelt = {"aten.linear": "F.linear(", "aten.relu": "relu(", "aten.mse_loss": "mse_loss("}[instruction.target]
         assert spelt in line and call.endswith(line.strip())
     assert len(records) < len(known)  # equal blocks share
 
 
 def test_other_choices_cost_what_the_search_says() -> None:
     """The first is the runner-up that the plan itself names, at its price."""
-    made = built(mlp_graph(4, 64, 128))
-    others = OtherChoices(made.plan, made.graph, made.hardware)
+    simulated = built(mlp_graph(4, 64, 128))
+    others = OtherChoices(simulated.plan, simulated.graph, simulated.hardware)
     named = 0
-    for op in made.plan.ops:
-        found, _ = others.of(op.op)
+    for op in simulated.plan.ops:
+        choices, _ = others.of(op.op)
         if op.parts.runner_up:
-            assert found[0].seconds == pytest.approx(op.parts.runner_up_seconds, abs=1e-15)
+            assert choices[0].seconds == pytest.approx(op.parts.runner_up_seconds, abs=1e-15)
             named += 1
     assert named
 
 
 def test_what_a_reader_must_find() -> None:
-    made = built()
-    text = " ".join(checked(package_files.report_text(made, VERIFIED)).text)
+    simulated = built()
+    text = " ".join(checked(package_files.report_text(simulated, VERIFIED)).text)
     for needed in ("mlp.py:build", "dp=2,tp=2", "Predicted step", "MFU", "The answer", "lower bound"):
         assert needed in text
     assert "Verified." in text and "4 gloo processes, float64, 3 steps: largest relative error 3.0e-15" in text
     assert "At reduced sizes: n_layer 2" in text
     assert "autoshard plan mlp.py:build --mesh dp=2,tp=2 --hardware a100-80g-sxm" in text
-    assert all(figure.source[:20] in text for figure in made.hardware.figures[:3])
-    paths = {parameter.tensor: parameter.path for parameter in made.graph.parameters}
-    moved = [paths.get(move.tensor, move.tensor) for move in made.plan.redistributions]
+    assert all(figure.source[:20] in text for figure in simulated.hardware.figures[:3])
+    paths = {parameter.tensor: parameter.path for parameter in simulated.graph.parameters}
+    moved = [paths.get(move.tensor, move.tensor) for move in simulated.plan.redistributions]
     assert all(re.sub(r"(?<=\.)\d+(?=\.)", "#", name) in text or name in text for name in moved)
 
 
 def test_verdicts() -> None:
     unknown = verdict(None, "gpt2.py:build"), verdict(None, "gpt2.graph.json")
-    assert all(own["state"] == "unknown" for own in unknown)
+    assert all(answer["state"] == "unknown" for answer in unknown)
     assert "autoshard verify" in unknown[0]["text"] and "autoshard verify" not in unknown[1]["text"]
     assert verdict(PROOF, "gpt2.py:build")["state"] == "passed"
     part = {"mesh": "dp=8,tp=8", "planned_mesh": "dp=64,tp=8", "unverified": ["64 devices along dp: 8 ran"]}
@@ -292,8 +292,8 @@ def test_an_unknown_peak_leaves_utilisation_out() -> None:
 
 
 def test_memory_by_kind_adds_up() -> None:
-    made = built()
-    rows = by_kind(made.program, made.graph, load_hardware("a100-80g-sxm"))
+    simulated = built()
+    rows = by_kind(simulated.program, simulated.graph, load_hardware("a100-80g-sxm"))
     shares = [float(share.rstrip("%")) for _, _, share in rows]
     assert sum(shares) == pytest.approx(100, abs=0.05 * len(KINDS) + 0.01)
 
@@ -308,17 +308,17 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 
 
 def test_styles_stand_in_the_answer() -> None:
-    made = built()
-    styles = style_plans(made.plan, made.graph, made.hardware)
+    simulated = built()
+    styles = style_plans(simulated.plan, simulated.graph, simulated.hardware)
     assert [style.name for style in styles] == [
         "data parallel", "FSDP", "HSDP", "Megatron", "Megatron-SP", "FSDP-TP"
     ]  # fmt: skip
     assert all((style.predicted_seconds > 0) != bool(style.reason) for style in styles)  # priced, or why not
     assert [style.name for style in styles if style.reason] == ["Megatron-SP"]  # nothing stands between its layers
     assert styles[0].predicted_peak_bytes > styles[1].predicted_peak_bytes
-    text = " ".join(checked(package_files.report_text(made, ReportExtras(styles))).text)
+    text = " ".join(checked(package_files.report_text(simulated, ReportExtras(styles))).text)
     for style in styles:
-        assert ("" if style.reason else "vs. ") + style.name in text and gain_words(made.plan, style) in text
+        assert ("" if style.reason else "vs. ") + style.name in text and gain_words(simulated.plan, style) in text
     assert from_json(json.loads(as_json(styles))) == styles
     with pytest.raises(ValueError, match="no list of styles"):
         from_json({"styles": [{"name": "x"}]})
@@ -326,44 +326,46 @@ def test_styles_stand_in_the_answer() -> None:
 
 def test_a_style_that_cannot_be_says_why() -> None:
     """Four samples on eight devices; a weight of one layer that the last axis of three cannot split."""
-    made = built(mlp_graph(2, 4, 8), "dp=8")
-    styles = style_plans(made.plan, made.graph, made.hardware)
-    assert all(own.predicted_seconds > 0 or gain_words(made.plan, own) == own.reason != "" for own in styles)
+    simulated = built(mlp_graph(2, 4, 8), "dp=8")
+    styles = style_plans(simulated.plan, simulated.graph, simulated.hardware)
+    assert all(
+        style.predicted_seconds > 0 or gain_words(simulated.plan, style) == style.reason != "" for style in styles
+    )
     stopped = Clock(0.0)
-    assert {s.reason for s in style_plans(made.plan, made.graph, made.hardware, stopped)} == {
+    assert {s.reason for s in style_plans(simulated.plan, simulated.graph, simulated.hardware, stopped)} == {
         "not simulated: the search was out of time"
     }
 
 
 def test_the_bound_that_is_told_is_one_on_the_step() -> None:
     """Where overlap makes the step shorter than the sum of costs, a bound on that sum must not be told of it."""
-    made = built()
-    own = {"objective_seconds": 2.0, "lower_bound_seconds": 1.9, "level_objective": 1.5, "level_bound": 1.4}
-    least = replace(made.plan.certificate, **own)
-    plan = replace(made.plan, certificate=least, predicted_seconds=1.5)
+    simulated = built()
+    fields = {"objective_seconds": 2.0, "lower_bound_seconds": 1.9, "level_objective": 1.5, "level_bound": 1.4}
+    least = replace(simulated.plan.certificate, **fields)
+    plan = replace(simulated.plan, certificate=least, predicted_seconds=1.5)
     words = certainty(plan)
     assert "its simulated step is 1.5 s; the proved lower bound is 1.4 s" in words and "1.9 s" not in words
-    text = summary(plan, made.graph)
+    text = summary(plan, simulated.graph)
     [row] = [line for line in text.splitlines() if line.startswith("predicted step")]
     assert "1.5 s" in row and "1.9" not in row
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_what_a_step_waits_for_adds_up_to_it_and_stands_beside_a_large_gap() -> None:
-    made = built(mlp_graph(12, 64, 128))
-    parts = critical_seconds(made.timeline)
-    assert sum(parts.values()) == pytest.approx(made.timeline.step_seconds, rel=1e-9)
-    assert parts[HOST] > 0.5 * made.timeline.step_seconds, "small operators: the host limits"
-    simulated = " ".join(timeline_summary(made.timeline, made.plan, made.graph).split())
+    sim_plan = built(mlp_graph(12, 64, 128))
+    parts = critical_seconds(sim_plan.timeline)
+    assert sum(parts.values()) == pytest.approx(sim_plan.timeline.step_seconds, rel=1e-9)
+    assert parts[HOST] > 0.5 * sim_plan.timeline.step_seconds, "small operators: the host limits"
+    simulated = " ".join(timeline_summary(sim_plan.timeline, sim_plan.plan, sim_plan.graph).split())
     assert f"critical path: {next(iter(parts))} " in simulated
-    seconds = made.plan.predicted_seconds
+    seconds = sim_plan.plan.predicted_seconds
     for share, shown in ((0.02, False), (0.2, True)):
-        own = replace(made.plan.certificate, level_objective=seconds, level_bound=(1 - share) * seconds)
-        plan = replace(made.plan, certificate=own, search=replace(made.plan.search, level=2))
-        assert bool(left_open(plan, made.timeline)) == shown
-        flat = " ".join(summary(plan, made.graph, timeline=made.timeline).split())
+        certificate = replace(sim_plan.plan.certificate, level_objective=seconds, level_bound=(1 - share) * seconds)
+        plan = replace(sim_plan.plan, certificate=certificate, search=replace(sim_plan.plan.search, level=2))
+        assert bool(left_open(plan, sim_plan.timeline)) == shown
+        flat = " ".join(summary(plan, sim_plan.graph, timeline=sim_plan.timeline).split())
         assert ("left open critical path of the step: the host" in flat) == shown
-        page = render(replace(made, plan=plan), ReportExtras())
+        page = render(replace(sim_plan, plan=plan), ReportExtras())
         assert ("Left open: critical path of the step: the host" in page) == shown
 
 
@@ -388,9 +390,9 @@ def test_an_event_waits_for_a_stream_for_another_event_or_for_the_host() -> None
 
 @pytest.mark.parametrize("width", quick_at([60, 80, 120], 0))
 def test_the_summary_fits_the_terminal(width: int) -> None:
-    made = built(mlp_graph(12, 64, 128))
-    styles = style_plans(made.plan, made.graph, made.hardware)
-    lines = summary(made.plan, made.graph, styles, width, made.timeline, made.step).splitlines()
+    simulated = built(mlp_graph(12, 64, 128))
+    styles = style_plans(simulated.plan, simulated.graph, simulated.hardware)
+    lines = summary(simulated.plan, simulated.graph, styles, width, simulated.timeline, simulated.step).splitlines()
     assert max(map(len, lines)) <= width
     assert sum(line.startswith("predicted step") for line in lines) == 1
     assert sum(line.startswith("time breakdown") for line in lines) == 1
@@ -399,22 +401,22 @@ def test_the_summary_fits_the_terminal(width: int) -> None:
 
 def test_code_of_another_version_has_no_lines() -> None:
     """A line that is not the operator's own is not told."""
-    made = built(mlp_graph(2, 64, 128))
-    text = package_files.package_files(made)["model_parallel.py"]
-    known = operator_lines(made.program, text)
-    assert known and operator_lines(made.program, "") == {}
+    simulated = built(mlp_graph(2, 64, 128))
+    text = package_files.package_files(simulated)["model_parallel.py"]
+    known = operator_lines(simulated.program, text)
+    assert known and operator_lines(simulated.program, "") == {}
     shifted = text.replace("    def forward(", "\n    def forward(")
-    assert operator_lines(made.program, shifted) == {}
+    assert operator_lines(simulated.program, shifted) == {}
 
 
 def test_runners_up_are_in_words() -> None:
     """No code of a strategy alone is for a reader; one that is no longer offered stays as the plan has it."""
-    made = built(mlp_graph(4, 64, 128))
-    told = [row[7] for block in blocks(made.plan, made.graph) for row in block["rows"] if row[7]]
-    assert told and all(" over " in words or "whole" in words for words in told)
-    gone = replace(made.plan.ops[0], parts=replace(made.plan.ops[0].parts, runner_up="gone gone"))
-    plan = replace(made.plan, ops=(gone, *made.plan.ops[1:]))
-    assert blocks(plan, made.graph)[0]["rows"][0][7].startswith("gone gone: ")
+    simulated = built(mlp_graph(4, 64, 128))
+    runners_up = [row[7] for block in blocks(simulated.plan, simulated.graph) for row in block["rows"] if row[7]]
+    assert runners_up and all(" over " in words or "whole" in words for words in runners_up)
+    gone = replace(simulated.plan.ops[0], parts=replace(simulated.plan.ops[0].parts, runner_up="gone gone"))
+    plan = replace(simulated.plan, ops=(gone, *simulated.plan.ops[1:]))
+    assert blocks(plan, simulated.graph)[0]["rows"][0][7].startswith("gone gone: ")
 
 
 def test_splits_that_are_not_offered_say_why() -> None:
@@ -431,7 +433,7 @@ def test_splits_that_are_not_offered_say_why() -> None:
 
 def test_memory_without_a_limit_says_so() -> None:
     """A share of an infinite capacity would be 0 %."""
-    made = built()
-    free = replace(made.plan, capacity_bytes=math.inf, step=replace(made.plan.step, capacity_bytes=0.0))
-    memory = next(own for own in figures(free, made.graph) if own.label == MEMORY)
+    simulated = built()
+    free = replace(simulated.plan, capacity_bytes=math.inf, step=replace(simulated.plan.step, capacity_bytes=0.0))
+    memory = next(figure for figure in figures(free, simulated.graph) if figure.label == MEMORY)
     assert (memory.note, memory.about, memory.share) == ("", "no limit was set", None)

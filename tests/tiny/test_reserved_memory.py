@@ -59,9 +59,9 @@ def test_two_layers_unrolled_are_the_program() -> None:
     built = build(MODEL, RUN, A100)
     program = replace(built.program, gradient_buckets=(), weight_buckets=())
     memory = plan_memory(program, built.graph)
-    own = [s for s in memory.spans if s.held.kind in ("activation", "extra", "gradient", "working")]
-    own = [s for s in own if s.last < 2 * len(program.instructions)]
-    wanted = max(sum(s.held.bytes for s in own if s.start <= t <= s.last) for t in range(len(memory.bytes)))
+    spans = [s for s in memory.spans if s.held.kind in ("activation", "extra", "gradient", "working")]
+    spans = [s for s in spans if s.last < 2 * len(program.instructions)]
+    wanted = max(sum(s.held.bytes for s in spans if s.start <= t <= s.last) for t in range(len(memory.bytes)))
     assert peak(replace(MODEL, layers=2), RUN) == wanted
 
 
@@ -76,11 +76,11 @@ def test_a_layer_more_keeps_what_a_layer_keeps() -> None:
 
 def test_an_estimate_tells_what_is_reserved() -> None:
     run = TrainingRun(32, 8, 4, zero=3, precision=FSDP, overlap=True, recompute="full", software="fsdp")
-    made = estimate(MODEL, run, A100)
-    found = reserved_memory(MODEL, run, A100)
-    assert found is not None and 0.95 * made.memory.peak < found < 2 * made.memory.peak
-    assert as_dict(made, A100)["reserved_bytes"] == found
-    assert "reserved by the caching allocator" in text(made, A100)
+    estimated = estimate(MODEL, run, A100)
+    reserved = reserved_memory(MODEL, run, A100)
+    assert reserved is not None and 0.95 * estimated.memory.peak < reserved < 2 * estimated.memory.peak
+    assert as_dict(estimated, A100)["reserved_bytes"] == reserved
+    assert "reserved by the caching allocator" in text(estimated, A100)
     stages = estimate(MODEL, replace(run, pp=2), A100)
     assert as_dict(stages, A100)["reserved_bytes"] is None and "reserved" not in text(stages, A100)
     assert reserved_memory(replace(MODEL, layers=1), run, A100) is not None
@@ -105,8 +105,8 @@ assert second < 0.1 * first + 20, (first, second)
 
 
 def run(**said: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
-    return subprocess.run([sys.executable, "-c", _RELEASED], capture_output=True, text=True, env=own | said)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    return subprocess.run([sys.executable, "-c", _RELEASED], capture_output=True, text=True, env=env | said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")

@@ -43,7 +43,7 @@ def test_rings_over_two_axes_take_turns_on_links_of_alike_speed(variant: str) ->
     hardware, mesh = load_hardware("l40s-48g"), Mesh.parse("a=2,b=8")
     formulation = formulate(PlanningContext(ring_graph(16384), mesh, hardware))
     number, site = next((n, site) for n, site in enumerate(formulation.sites) if site.kind == "op" and site.name == "y")
-    both = [own.variant == variant and str(own.operands[1]) == "S2 S2" for own in site.strategies].index(True)
+    both = [s.variant == variant and str(s.operands[1]) == "S2 S2" for s in site.strategies].index(True)
     resources = step_resources(formulation)
     for seed in range(3):
         choice = list(random_choice(formulation.problem, seed))

@@ -38,8 +38,8 @@ def op_named(graph: Graph, name: str) -> Op:
 
 
 def chosen(graph: Graph, mesh: Mesh, texts: dict[str, str]) -> dict[str, Strategy]:
-    found = granularities(graph, mesh)
-    return {name: find(graph, op_named(graph, name), mesh, found, text) for name, text in texts.items()}
+    grains = granularities(graph, mesh)
+    return {name: find(graph, op_named(graph, name), mesh, grains, text) for name, text in texts.items()}
 
 
 def mismatches(graph: Graph, strategies: dict[str, Strategy]) -> list[str]:
@@ -60,8 +60,8 @@ def test_fused_projection_to_row_parallel_without_communication() -> None:
     assert [str(layout) for layout in plan["0.qkv"].operands] == ["R R+", "R S1/3", "R S0/3"]
     assert [str(layout) for layout in plan["0.out"].operands] == ["R S2", "R S0", "R P"]
     assert str(plan["0.out"].results[0]) == "R P"
-    own = dict.fromkeys(("0.qkv", "0.norm1", "0.out", "0.dropout"), "i0")
-    batch = {name: text.replace("=", own.get(name, "a"), 1) for name, text in MEGATRON.items()}
+    factors = dict.fromkeys(("0.qkv", "0.norm1", "0.out", "0.dropout"), "i0")
+    batch = {name: text.replace("=", factors.get(name, "a"), 1) for name, text in MEGATRON.items()}
     both = chosen(graph, mesh, {**batch, "0.attention": "b h"})
     assert mismatches(graph, both) == []
     assert [str(layout) for layout in both["0.qkv"].operands] == ["S0 R+", "R+ S1/3", "R+ S0/3"]
@@ -104,7 +104,7 @@ def test_granularities_are_few_and_the_same_every_time() -> None:
     mesh = Mesh.parse("a=2,b=2,c=2")
     first, second = (granularities(gpt(2), mesh).by_op for _ in range(2))
     assert first == second
-    assert all(len(refinements) <= 3 for own in first.values() for _, refinements in own)
+    assert all(len(refinements) <= 3 for entries in first.values() for _, refinements in entries)
     assert first["0.qkv"] == first["1.qkv"]
     assert first["0.up"] == ()
 
@@ -140,7 +140,7 @@ def test_twelve_layers_on_three_axes_take_seconds() -> None:
         calls[0] += event == "call"
 
     sys.setprofile(count)
-    total = sum(len(own) for _, own in offered(graph, mesh, granularities(graph, mesh)))
+    total = sum(len(offers) for _, offers in offered(graph, mesh, granularities(graph, mesh)))
     sys.setprofile(None)
     assert total > 10_000
     assert calls[0] < MOST_CALLS
@@ -148,9 +148,9 @@ def test_twelve_layers_on_three_axes_take_seconds() -> None:
 
 def test_strategies_are_distinct_in_meaning() -> None:
     graph, mesh = gpt(), Mesh.parse("dp=2,tp=3")
-    for _, own in offered(graph, mesh, granularities(graph, mesh)):
-        meanings = {(s.operands, s.results, s.variant) for s in own}
-        assert len(meanings) == len(own) == len({str(s) for s in own})
+    for _, offers in offered(graph, mesh, granularities(graph, mesh)):
+        meanings = {(s.operands, s.results, s.variant) for s in offers}
+        assert len(meanings) == len(offers) == len({str(s) for s in offers})
 
 
 def test_an_axis_of_size_one_only_repeats() -> None:
@@ -167,10 +167,10 @@ def test_what_depends_on_no_input_is_repeated() -> None:
 def test_what_has_no_rule_is_repeated_and_explained() -> None:
     graph, op = one_op("aten.fft_fft", [(4, 6)], [(4, 6)])
     mesh = Mesh.parse("tp=2")
-    found = granularities(graph, mesh)
-    assert [str(s) for s in strategies(graph, op, mesh, found)] == ["=", "+"]
+    grains = granularities(graph, mesh)
+    assert [str(s) for s in strategies(graph, op, mesh, grains)] == ["=", "+"]
     assert ("aten.fft_fft", "there is no rule for this operator: every axis repeats it") in explain(
-        graph, op, mesh, found
+        graph, op, mesh, grains
     )
 
 
@@ -192,27 +192,27 @@ def test_an_unknown_strategy_lists_those_there_are() -> None:
 
 def test_a_strategy_is_found_by_another_name_of_the_same_layouts() -> None:
     graph, mesh = gpt(), Mesh.parse("tp=2")
-    found = granularities(graph, mesh)
+    grains = granularities(graph, mesh)
     qkv = op_named(graph, "0.qkv")
-    assert find(graph, qkv, mesh, found, "n/3*64") is find(graph, qkv, mesh, found, "n/3")
+    assert find(graph, qkv, mesh, grains, "n/3*64") is find(graph, qkv, mesh, grains, "n/3")
 
 
 @pytest.mark.parametrize("text", ["dp=2,tp=3", "tp=2", "a=1,b=4", "a=2,b=2"])
 def test_a_strategy_by_its_name_is_the_one_that_is_offered(text: str) -> None:
     """Whatever is asked for by itself; what no axis can do, and what is no strategy, is none."""
     graph, mesh = gpt(), Mesh.parse(text)
-    found = granularities(graph, mesh)
-    for op, own in offered(graph, mesh, found):
-        for strategy in own:
-            assert named(graph, op, mesh, found, str(strategy)) == strategy
-        cut = {str(choice) for strategy in own for choice in strategy.choices}
+    grains = granularities(graph, mesh)
+    for op, offers in offered(graph, mesh, grains):
+        for strategy in offers:
+            assert named(graph, op, mesh, grains, str(strategy)) == strategy
+        cut = {str(choice) for strategy in offers for choice in strategy.choices}
         for choice in ("n", "m", "b", "h", "c/3", "h*7", "~0"):
-            other = named(graph, op, mesh, found, " ".join([choice] * len(mesh.axes)))
+            other = named(graph, op, mesh, grains, " ".join([choice] * len(mesh.axes)))
             assert other is None or choice in cut
             if other is not None:
-                assert find(graph, op, mesh, found, str(other)).operands == other.operands
+                assert find(graph, op, mesh, grains, str(other)).operands == other.operands
         for no in ("", "= " * 7, "(", "= host"):
-            assert named(graph, op, mesh, found, no) is None
+            assert named(graph, op, mesh, grains, no) is None
 
 
 def test_carried_to_other_sizes() -> None:
@@ -252,6 +252,6 @@ def test_sizes_on_a_shard() -> None:
 def test_dims_of_no_elements_have_no_blocks(target: str, operands: Any, results: Any, attributes: Any) -> None:
     graph, op = one_op(target, operands, results, **attributes)
     mesh = Mesh.parse("tp=2,dp=2")
-    found = granularities(graph, mesh)
-    assert all(blocks and unit for _, own in found.refinements(op) for blocks, unit in own)
-    assert strategies(graph, op, mesh, found)
+    grains = granularities(graph, mesh)
+    assert all(blocks and unit for _, refinements in grains.refinements(op) for blocks, unit in refinements)
+    assert strategies(graph, op, mesh, grains)

@@ -30,16 +30,16 @@ def indices(size: int, cuts: tuple[Cut, ...]) -> list[list[int]]:
 )
 def test_runs_are_the_intervals_of_every_device(size: int, cuts: list[Cut]) -> None:
     assume(all(size >= blocks or not size for _, blocks, _ in cuts))
-    found, expected = runs(size, tuple(cuts)), indices(size, tuple(cuts))
+    actual, expected = runs(size, tuple(cuts)), indices(size, tuple(cuts))
     held: list[list[int]] = [[] for _ in expected]
-    for start, stop, rank in zip(found.start, found.stop, found.rank, strict=True):
+    for start, stop, rank in zip(actual.start, actual.stop, actual.rank, strict=True):
         held[rank].extend(range(start, stop))
     assert held == expected
-    merged = sum(1 for own in expected for i in own if i - 1 not in own)
-    assert len(found.start) == merged
-    assert found.lengths.tolist() == list(map(len, expected))
-    assert found.some_empty == (not all(expected))
-    assert found.owners().tolist() == [next(r for r, own in enumerate(expected) if i in own) for i in range(size)]
+    merged = sum(1 for shard in expected for i in shard if i - 1 not in shard)
+    assert len(actual.start) == merged
+    assert actual.lengths.tolist() == list(map(len, expected))
+    assert actual.some_empty == (not all(expected))
+    assert actual.owners().tolist() == [next(r for r, shard in enumerate(expected) if i in shard) for i in range(size)]
 
 
 @given(st.data())
@@ -54,8 +54,8 @@ def test_a_cut_of_a_factor_is_the_same_cut_of_a_product(data: st.DataObject) -> 
     cuts = tuple((parts, blocks, unit) for parts in data.draw(st.lists(PARTS, min_size=1, max_size=2)))
     assume(not factor_problem(size, cuts, True))
     whole = tuple(dim_cut(sizes, part, cut) for cut in cuts)
-    for own, got in zip(indices(size, cuts), indices(prod(sizes), whole), strict=True):
-        ranges = [own if index == part else range(n) for index, n in enumerate(sizes)]
+    for shard, got in zip(indices(size, cuts), indices(prod(sizes), whole), strict=True):
+        ranges = [shard if index == part else range(n) for index, n in enumerate(sizes)]
         assert got == sorted(_flat(point, sizes) for point in product(*ranges))
 
 
@@ -69,8 +69,8 @@ def test_a_product_of_cut_factors_is_exact_or_refused(
     """With blocks and units, uneven shards and empty ones."""
     cuts = tuple((part, (parts, blocks, unit)) for part, parts, blocks, unit in drawn)
     axes = [(part, parts) for part, parts, _, _ in drawn]
-    own = [tuple(cut for at, cut in cuts if at == part) for part in range(3)]
-    assume(not any(factor_problem(size, chain, True) for size, chain in zip(sizes, own, strict=True)))
+    chains = [tuple(cut for at, cut in cuts if at == part) for part in range(3)]
+    assume(not any(factor_problem(size, chain, True) for size, chain in zip(sizes, chains, strict=True)))
     refused = product_problem(sizes, cuts)
     if refused:
         return
@@ -81,7 +81,7 @@ def test_a_product_of_cut_factors_is_exact_or_refused(
             place = 0
             for (at, parts), coordinate in zip(axes, point, strict=True):
                 place = place * parts + coordinate if at == part else place
-            ranges.append(indices(sizes[part], own[part])[place])
+            ranges.append(indices(sizes[part], chains[part])[place])
         assert whole[rank] == sorted(_flat(entry, sizes) for entry in product(*ranges))
 
 

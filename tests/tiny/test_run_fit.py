@@ -75,11 +75,11 @@ def test_what_is_written_is_what_was_fitted(tmp_path: Path) -> None:
     graph, program = case = mlp(MESH, *LARGE)
     fitted = run_fit(program, graph, A100, run_of(case, TRUE, tmp_path / "rank0.json.gz"))
     written = write_run(tmp_path / "mine.toml", A100, fitted, "2 steps of mlp")
-    own = load_hardware(str(written.profile))
-    step = simulate(program, graph, own).step_seconds
+    hardware = load_hardware(str(written.profile))
+    step = simulate(program, graph, hardware).step_seconds
     assert step == pytest.approx(fitted.measured_seconds, rel=0.01)
-    assert own.peaks == A100.peaks and own.links == A100.links and own.name == "mine"
-    kinds = {figure.key: (figure.kind, figure.source) for figure in own.figures}
+    assert hardware.peaks == A100.peaks and hardware.links == A100.links and hardware.name == "mine"
+    kinds = {figure.key: (figure.kind, figure.source) for figure in hardware.figures}
     assert kinds["constants.matmul.compute"][0] == "measured"
     assert kinds["constants.matmul.compute"][1].startswith("autoshard compare: 2 steps of mlp, ")
     untouched = next(figure for figure in A100.figures if figure.key == "constants.attention.compute")

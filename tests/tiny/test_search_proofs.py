@@ -56,22 +56,22 @@ def limits() -> Iterator[int]:
 def optimum(problem: Problem) -> float:
     """inf where nothing fits by the solver's count: some programs may."""
     try:
-        found = solve(problem, "ilp")
+        solution = solve(problem, "ilp")
     except InfeasibleError:
         return math.inf
-    assert found.status == OPTIMAL
-    return found.objective
+    assert solution.status == OPTIMAL
+    return solution.objective
 
 
 def judge(plan: Plan, least_seconds: float, least: float) -> None:
     """`least`: the optimum of what the level minimises; at level 2 the step of any plan."""
-    own = plan.certificate
-    assert 0.0 <= own.lower_bound_seconds <= least_seconds * (1 + 1e-9)
-    assert 0.0 <= own.level_bound <= least * (1 + 1e-9)
-    assert own.objective_seconds >= own.lower_bound_seconds and own.level_objective >= own.level_bound
-    if own.status == OPTIMAL and plan.search.level != SPEED:
-        assert own.level_objective == pytest.approx(least)
-    assert (own.status == CUT_SHORT) == plan.search.cut_short
+    proof = plan.certificate
+    assert 0.0 <= proof.lower_bound_seconds <= least_seconds * (1 + 1e-9)
+    assert 0.0 <= proof.level_bound <= least * (1 + 1e-9)
+    assert proof.objective_seconds >= proof.lower_bound_seconds and proof.level_objective >= proof.level_bound
+    if proof.status == OPTIMAL and plan.search.level != SPEED:
+        assert proof.level_objective == pytest.approx(least)
+    assert (proof.status == CUT_SHORT) == plan.search.cut_short
     said = " ".join(text for _, text in certificate_rows(plan))
     assert not ("optimal" in said and plan.search.cut_short)
     for tried in plan.search.candidates:
@@ -109,8 +109,8 @@ def test_only_what_is_proved_is_called_the_optimum() -> None:
     problem = formulate(PlanningContext(GRAPH, MESH, HARDWARE)).problem
     best = solve(problem)
     for bound, name in ((best.objective, "optimum"), (0.9 * best.objective, "best found"), (-math.inf, "best found")):
-        found = Solution(problem, best.choice, bound, "dp")
-        assert named(Levelled(found, found.objective, found.lower_bound)) == name
+        solution = Solution(problem, best.choice, bound, "dp")
+        assert named(Levelled(solution, solution.objective, solution.lower_bound)) == name
 
 
 @pytest.mark.slow
@@ -121,11 +121,11 @@ def test_meshes_are_compared_by_the_level(level: int) -> None:
     run = [row.mesh for row in chosen.search.meshes if row.predicted_seconds]
     each = [search(graph, HARDWARE, SearchRequest(mesh, level=level)) for mesh in run]
     figures = [p.certificate.level_objective if level == RATIO else p.predicted_seconds for p in each]
-    own = chosen.certificate.level_objective if level == RATIO else chosen.predicted_seconds
-    assert len(each) > 1 and own == pytest.approx(min(figures))
+    figure = chosen.certificate.level_objective if level == RATIO else chosen.predicted_seconds
+    assert len(each) > 1 and figure == pytest.approx(min(figures))
     if level == RATIO:  # the test would see the step compared instead
         fastest = min(each, key=lambda plan: plan.predicted_seconds)
-        assert fastest.certificate.level_objective > own
+        assert fastest.certificate.level_objective > figure
 
 
 def test_meshes_cut_short_say_so() -> None:
@@ -145,8 +145,8 @@ SMALL = transformer_graph(Transformer(2, 512, 8, 2048, 4096), 16, "fp32", "adamw
 
 def best_style(graph: Graph, plans: list[Plan], limit: float, level: int = SPEED) -> float:
     """Of the styles on the meshes of these plans, the best that fits."""
-    found = [style for plan in plans for style in style_plans(plan, graph, HARDWARE) if style.predicted_seconds]
-    here = [style for style in found if fits(style.predicted_peak_bytes, limit)]
+    styles = [style for plan in plans for style in style_plans(plan, graph, HARDWARE) if style.predicted_seconds]
+    here = [style for style in styles if fits(style.predicted_peak_bytes, limit)]
     return min((s.predicted_peak_bytes if level == MEMORY else s.predicted_seconds for s in here), default=math.inf)
 
 
@@ -254,11 +254,11 @@ def test_within_a_limit_plans_of_a_step_are_tried_too() -> None:
     free = search(graph, hardware, SearchRequest(mesh))
     least = search(graph, hardware, SearchRequest(mesh, level=1))
     limit = (free.predicted_peak_bytes + least.predicted_peak_bytes) / 2
-    found = search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit))
-    names = [row.name for row in found.search.candidates]
+    plan = search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit))
+    names = [row.name for row in plan.search.candidates]
     assert "least of a step within the limit" in names and free.search.candidates[0].name in names
     fsdp = search(graph, hardware, SearchRequest(mesh, memory_limit_bytes=limit, strategy="fsdp"))
-    assert found.predicted_peak_bytes <= limit and found.predicted_seconds <= fsdp.predicted_seconds
+    assert plan.predicted_peak_bytes <= limit and plan.predicted_seconds <= fsdp.predicted_seconds
 
 
 @pytest.mark.slow
@@ -281,19 +281,19 @@ def test_a_count_that_programs_may_need_less_than_proves_nothing_of_them() -> No
 
 def test_without_time_the_best_style_is_cut_short() -> None:
     request = SearchRequest(Mesh.parse("dp=2,tp=2"), time_limit_seconds=0.0)
-    made = make_plan(mlp_graph(2, 64, 256), load_hardware("h100-80g-sxm"), request)
-    assert made.plan.certificate.status == "cut short" and made.plan.certificate.level_bound == 0.0
-    taken = [style.predicted_seconds for style in made.styles if style.predicted_seconds]
-    assert len(taken) > 1 and made.plan.predicted_seconds <= min(taken) * (1 + 1e-9)
+    simulated = make_plan(mlp_graph(2, 64, 256), load_hardware("h100-80g-sxm"), request)
+    assert simulated.plan.certificate.status == "cut short" and simulated.plan.certificate.level_bound == 0.0
+    taken = [style.predicted_seconds for style in simulated.styles if style.predicted_seconds]
+    assert len(taken) > 1 and simulated.plan.predicted_seconds <= min(taken) * (1 + 1e-9)
 
 
 def test_a_hint_names_nothing_that_is_so_already() -> None:
     graph, hardware = mlp_graph(3, 16, 32), load_hardware("h100-80g-sxm")
     request = SearchRequest(Mesh.parse("tp=2"), memory_limit_bytes=1000.0)
     hints = []
-    for own in (graph, replace(graph, precision="bf16-mixed", optimizer="sgd")):
+    for variant in (graph, replace(graph, precision="bf16-mixed", optimizer="sgd")):
         with pytest.raises(InfeasibleError) as caught:
-            search(own, hardware, request)
+            search(variant, hardware, request)
         hints.append(caught.value.hint)
     assert hints == [
         "more devices, --precision bf16-mixed, --optimizer sgd or a smaller batch",

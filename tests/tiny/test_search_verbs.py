@@ -118,8 +118,8 @@ MESSAGES = [
 def test_messages(
     more: list[str], code: int, message: str, graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = run(words(graph_file, tmp_path / "out", *more), capsys)
-    assert (found, out) == (code, "")
+    exit_code, out, err = run(words(graph_file, tmp_path / "out", *more), capsys)
+    assert (exit_code, out) == (code, "")
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
@@ -181,25 +181,25 @@ def test_printed_figures_add_up(tmp_path: Path) -> None:
 
 
 def test_inference_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for training, told in ((False, ", inference"), (True, "inference: no scalar output to train on")):
+    for training, expected in ((False, ", inference"), (True, "inference: no scalar output to train on")):
         path = tmp_path / f"{training}.graph.json"
         path.write_text(graph_json.dumps(replace(mlp_graph(2), loss=None, training=training)), encoding="utf-8")
         out = run(words(path, tmp_path / "out", mesh="dp=1"), capsys)[1]
-        assert told in " ".join(out.split())  # the line is broken where the terminal ends
+        assert expected in " ".join(out.split())  # the line is broken where the terminal ends
         assert "backward" not in out and "optimizer" not in out
 
 
 @pytest.mark.slow
 def test_inputs_have_no_backward(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = words(graph_file, tmp_path / "out", "--strategy", "random:1")
-    graph, told = graph_json.load(graph_file), 0
+    graph, count = graph_json.load(graph_file), 0
     for seed in range(8):
         plan = planned([*command[:-1], f"random:{seed}"], capsys)[0]
         for move in plan.redistributions:
             if move.tensor in graph.inputs and any(step.backward for step in move.steps):
-                told += 1
+                count += 1
                 assert not any("backward" in line for line in collective_lines.move_lines([move], plan, graph))
-    assert told > 0
+    assert count > 0
 
 
 def test_mesh_search(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,17 +318,17 @@ def test_what_explain_prints_adds_up(package: Path, capsys: pytest.CaptureFixtur
     assert code == 0
     assert "all choices" in out and "predicted step" in out
     code, out, _ = run(["explain", str(package), "--json"], capsys)
-    found = json.loads(out)
+    facts = json.loads(out)
     plan = plan_json.load(package / "plan.json")
-    total = found["total"]["compute_seconds"] + found["total"]["communication_seconds"] + found["outputs_seconds"]
+    total = facts["total"]["compute_seconds"] + facts["total"]["communication_seconds"] + facts["outputs_seconds"]
     assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
-    next_best = {row["runner_up"] for row in found["rows"]}  # in words, with how a plan has it
-    assert len(next_best) > 3 and all(re.fullmatch(r".+ over .+ \[.+\]|", own) for own in next_best)
-    rows = [row["parts"] for row in found["rows"]]
-    assert sum(r["compute_seconds"] + r["communication_seconds"] for r in rows) + found[
+    next_best = {row["runner_up"] for row in facts["rows"]}  # in words, with how a plan has it
+    assert len(next_best) > 3 and all(re.fullmatch(r".+ over .+ \[.+\]|", text) for text in next_best)
+    rows = [row["parts"] for row in facts["rows"]]
+    assert sum(r["compute_seconds"] + r["communication_seconds"] for r in rows) + facts[
         "outputs_seconds"
     ] == pytest.approx(total, rel=1e-9)
-    assert sum(row["times"] for row in found["rows"]) == len(reevaluate.decisions(plan))
+    assert sum(row["times"] for row in facts["rows"]) == len(reevaluate.decisions(plan))
 
 
 def test_level_0_adds_up_too(graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,13 +367,13 @@ def test_why_not_as_data_is_of_what_it_compares_with(
     graph_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, printed = planned(words(graph_file, tmp_path / "out", "--micro-batches", "4"), capsys)
-    found = json.loads(run(["explain", str(tmp_path / "out"), "h.1.fc", "--why-not", "=@tp,=@dp", "--json"], capsys)[1])
-    assert {name: found[name] for name in ("level_objective", "level_bound", "gap")}.items() <= printed.items()
-    own = found["why_not"]["instead_of"]
-    assert own["predicted_seconds"] == plan.predicted_seconds < found["predicted_seconds"] == plan.step_seconds
-    assert own.keys() <= found["why_not"].keys()
-    made = json.loads(run(["simulate", str(tmp_path / "out"), "--json"], capsys)[1])
-    assert made["peak_bytes"] == plan.step_peak_bytes and made["micro_batch_peak_bytes"] < made["peak_bytes"]
+    facts = json.loads(run(["explain", str(tmp_path / "out"), "h.1.fc", "--why-not", "=@tp,=@dp", "--json"], capsys)[1])
+    assert {name: facts[name] for name in ("level_objective", "level_bound", "gap")}.items() <= printed.items()
+    original = facts["why_not"]["instead_of"]
+    assert original["predicted_seconds"] == plan.predicted_seconds < facts["predicted_seconds"] == plan.step_seconds
+    assert original.keys() <= facts["why_not"].keys()
+    step = json.loads(run(["simulate", str(tmp_path / "out"), "--json"], capsys)[1])
+    assert step["peak_bytes"] == plan.step_peak_bytes and step["micro_batch_peak_bytes"] < step["peak_bytes"]
 
 
 def test_why_not_in_words(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -425,18 +425,18 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
     other = planned(words(graph_file, tmp_path / "out", "--level", "memory"), capsys)[0]
     plan = plan_json.load(package / "plan.json")
     code, out, _ = run(["diff", str(package), str(tmp_path / "out"), "--json"], capsys)
-    found = json.loads(out)
-    assert found["predicted_seconds"] == other.predicted_seconds - plan.predicted_seconds
-    changed = sum(change["times"] for change in found["changes"])
-    assert changed + found["same"] == len(reevaluate.decisions(plan))
+    facts = json.loads(out)
+    assert facts["predicted_seconds"] == other.predicted_seconds - plan.predicted_seconds
+    changed = sum(change["times"] for change in facts["changes"])
+    assert changed + facts["same"] == len(reevaluate.decisions(plan))
     assert changed > 0
     code, out, _ = run(["diff", str(package), str(tmp_path / "out" / "plan.json")], capsys)
-    assert f"{changed} decisions differ, {found['same']} are the same" in out
-    told = plan_diff.diff(*read_package(package)[:2], *read_package(tmp_path / "out")[:2])
-    rest, total = plan_diff.rest(told)
-    assert total == found["objective_seconds"]
-    assert rest + sum(change["seconds"] for change in found["changes"]) == pytest.approx(total)
-    small = replace(told, changes=(replace(told.changes[0], seconds=total * (1 + 1e-12)),))
+    assert f"{changed} decisions differ, {facts['same']} are the same" in out
+    diff = plan_diff.diff(*read_package(package)[:2], *read_package(tmp_path / "out")[:2])
+    remainder, total = plan_diff.rest(diff)
+    assert total == facts["objective_seconds"]
+    assert remainder + sum(change["seconds"] for change in facts["changes"]) == pytest.approx(total)
+    small = replace(diff, changes=(replace(diff.changes[0], seconds=total * (1 + 1e-12)),))
     assert plan_diff.rest(small)[0] == 0.0  # sums in another order, no cost
     assert out.split()[-4:-1] == ["all", "choices", units.signed_seconds(total).split()[0]]
 

@@ -39,8 +39,8 @@ def test_what_contradicts_itself_is_refused(request_: ServerRequest, told: str) 
 
 
 def test_a_worker_is_one_device() -> None:
-    asked = ServerRequest(2)
-    asked.check(Mesh.parse("dp=1"), None, StepRequest(micro_batches=4))
+    request = ServerRequest(2)
+    request.check(Mesh.parse("dp=1"), None, StepRequest(micro_batches=4))
     for mesh, devices, step in (
         (Mesh.parse("dp=2"), None, StepRequest()),
         (None, 4, StepRequest()),
@@ -49,7 +49,7 @@ def test_a_worker_is_one_device() -> None:
         (None, 1, StepRequest(global_batch=8)),
     ):
         with pytest.raises(UsageError, match="one device"):
-            asked.check(mesh, devices, step)
+            request.check(mesh, devices, step)
 
 
 def test_the_default_staleness_lets_every_worker_have_two_shares() -> None:

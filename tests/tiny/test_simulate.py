@@ -150,8 +150,8 @@ def per_layer(program: Program) -> tuple[GradientBucket, ...]:
     paths = [path for bucket in program.gradient_buckets for path in bucket.parameters]
     values = {p.path: p.value for p in program.parameters}
     ends = backward_ends(program.instructions, program.by_name, values.values(), {})
-    own = [GradientBucket(("dp",), "float32", (path,), ends[values[path]]) for path in paths]
-    return tuple(sorted(own, key=lambda bucket: -bucket.after))
+    buckets = [GradientBucket(("dp",), "float32", (path,), ends[values[path]]) for path in paths]
+    return tuple(sorted(buckets, key=lambda bucket: -bucket.after))
 
 
 def test_buckets_are_reduced_beside_backward_and_the_optimizer_waits():
@@ -177,17 +177,17 @@ def test_a_flat_gradient_is_there_from_its_first_part_on():
     graph, program = mlp(Mesh.parse("dp=8,tp=1"), 8, 32, 32, 2)
     plan = plan_memory(program, graph)
     (flat,) = (span for span in plan.spans if span.held.name == "gradient bucket 0")
-    own = [span for span in plan.spans if span.held.kind == "gradient" and span.held.name in dict.fromkeys(
+    spans = [span for span in plan.spans if span.held.kind == "gradient" and span.held.name in dict.fromkeys(
         path for bucket in program.gradient_buckets for path in bucket.parameters)]  # fmt: skip
-    assert flat.start == min(span.last for span in own) and flat.last == len(plan.bytes) - 1
-    assert flat.held.bytes == sum({span.held.name: span.held.bytes for span in own}.values())
-    assert all(span.start == span.last for span in own), "each is copied as soon as it is made"
+    assert flat.start == min(span.last for span in spans) and flat.last == len(plan.bytes) - 1
+    assert flat.held.bytes == sum({span.held.name: span.held.bytes for span in spans}.values())
+    assert all(span.start == span.last for span in spans), "each is copied as soon as it is made"
 
 
 def test_gradients_of_a_block_are_waited_for_at_the_next_block() -> None:
     """Not at the next bucket: one of another dtype follows at once in its own block."""
-    own = [(0, (1, 2), "bfloat16"), (0, (0,), "float32"), (1, (5,), "bfloat16"), (1, (4,), "float32")]
-    buckets = [WeightBucket(("dp",), dtype, gathers, block) for block, gathers, dtype in own]
+    groups = [(0, (1, 2), "bfloat16"), (0, (0,), "float32"), (1, (5,), "bfloat16"), (1, (4,), "float32")]
+    buckets = [WeightBucket(("dp",), dtype, gathers, block) for block, gathers, dtype in groups]
     until = {(bucket.block, bucket.dtype): end for bucket, end in scattered_until(buckets)}
     assert until[1, "bfloat16"] == until[1, "float32"] == 1
     assert until[0, "bfloat16"] == until[0, "float32"] == 0

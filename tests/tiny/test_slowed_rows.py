@@ -35,8 +35,8 @@ def talk(seconds: float) -> StreamTask:
 
 def slowed(computed: float, in_row: float, link: float, hidden: float) -> float:
     rows = SlowedRows(NAMES, SLOWDOWN)
-    found = np.array([[computed], [0.0], [in_row], [0.0], [link], [hidden]])
-    return float(rows.of(np.concatenate([np.zeros_like(found), found]))[-1, 0])
+    values = np.array([[computed], [0.0], [in_row], [0.0], [link], [hidden]])
+    return float(rows.of(np.concatenate([np.zeros_like(values), values]))[-1, 0])
 
 
 def test_computations_beside_a_link_are_as_slow_as_in_the_simulation() -> None:

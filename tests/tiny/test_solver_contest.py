@@ -135,20 +135,20 @@ def test_a_limit_below_any_use_names_what_is_alive(tmp_path: Path) -> None:
 def test_contraction_keeps_the_plans_their_costs_and_their_memory(seed: int) -> None:
     problem = fenced(seed)
     try:
-        found = core(problem)
+        reduced = core(problem)
     except InfeasibleError:
         assert brute(problem) is None
         return
-    sizes = [len(own) for own in found.graph.unary]
+    sizes = [len(costs) for costs in reduced.graph.unary]
     best = math.inf
     for choice in np.ndindex(*sizes) if math.prod(sizes) <= 5000 else []:
         picked = np.array(choice, np.int64)
-        plan = found.lifted(picked)
-        assert math.isclose(found.cost(picked), objective(problem, plan), rel_tol=1e-12, abs_tol=1e-12)
-        assert math.isinf(found.cost(picked)) or math.isclose(
-            found.items.alive(picked).max(initial=0.0), memory(problem, plan).max(), rel_tol=1e-12, abs_tol=1e-9
+        plan = reduced.lifted(picked)
+        assert math.isclose(reduced.cost(picked), objective(problem, plan), rel_tol=1e-12, abs_tol=1e-12)
+        assert math.isinf(reduced.cost(picked)) or math.isclose(
+            reduced.items.alive(picked).max(initial=0.0), memory(problem, plan).max(), rel_tol=1e-12, abs_tol=1e-9
         )
-        best = min(best, found.cost(picked))
+        best = min(best, reduced.cost(picked))
     exact = brute(problem)
     assert math.prod(sizes) > 5000 or math.isclose(best, exact.objective if exact else math.inf, rel_tol=1e-12)
 
@@ -159,14 +159,14 @@ def test_the_search_is_exact_on_small_problems(seed: int) -> None:
     problem = limited(fenced(seed), seed)
     expected = brute(problem)
     try:
-        found = anytime.search(problem, Clock(), seed=seed)
+        solution = anytime.search(problem, Clock(), seed=seed)
     except InfeasibleError as error:
         assert expected is None and error.proven
         return
-    assert expected is not None and found.status == "optimal"
-    assert math.isclose(found.objective, expected.objective, rel_tol=1e-9)
-    assert found.objective == objective(problem, found.choice) and found.peak_bytes <= problem.capacity_bytes
-    assert found.choice == anytime.search(problem, Clock(), seed=seed).choice
+    assert expected is not None and solution.status == "optimal"
+    assert math.isclose(solution.objective, expected.objective, rel_tol=1e-9)
+    assert solution.objective == objective(problem, solution.choice) and solution.peak_bytes <= problem.capacity_bytes
+    assert solution.choice == anytime.search(problem, Clock(), seed=seed).choice
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -178,8 +178,8 @@ def test_a_limit_in_fractions_is_that_of_the_plan_which_fills_it(seed: int) -> N
     if best is None:
         return
     problem = replace(problem, capacity_bytes=best.peak_bytes)
-    found = anytime.search(problem, Clock(), seed=seed)
-    assert found.status == "optimal" and math.isclose(found.objective, best.objective, rel_tol=1e-9)
+    solution = anytime.search(problem, Clock(), seed=seed)
+    assert solution.status == "optimal" and math.isclose(solution.objective, best.objective, rel_tol=1e-9)
 
 
 @given(SEEDS)
@@ -197,14 +197,14 @@ def test_bounds_of_messages_are_below_the_optimum(seed: int) -> None:
 def network(layers: int, seed: int = 0, k: int = 12) -> Problem:
     """Blocks of eight nodes with a residual, some fenced, and weights that are alive throughout."""
     rng = np.random.default_rng(seed)
-    own, zero = np.arange(k), np.zeros(k)
+    ids, zero = np.arange(k), np.zeros(k)
     same = np.where(np.eye(k, dtype=bool), 0.0, np.inf)
     moves = [np.round(rng.random((k, k)) ** 2 * 100) for _ in range(6)]
     count = 8 * layers
     nodes, values = [], []
 
     def link(a: int, b: int, cost: np.ndarray) -> None:
-        values.append(Value(f"v{len(values)}", a, (b,), own, (own,), cost, zero, ((0, 0),)))
+        values.append(Value(f"v{len(values)}", a, (b,), ids, (ids,), cost, zero, ((0, 0),)))
 
     for n in range(count):
         span = (0, count) if n % 8 == 0 else (n, min(n + 4, count))
@@ -222,10 +222,10 @@ def network(layers: int, seed: int = 0, k: int = 12) -> Problem:
 def test_the_time_limit_holds_and_the_gap_is_honest(limit: float) -> None:
     problem = network(80)
     clock = Clock(limit, timer=Looks())
-    found = anytime.search(problem, clock)
+    solution = anytime.search(problem, clock)
     assert clock.seconds <= limit + 500.0
-    assert found.peak_bytes <= problem.capacity_bytes
-    assert 0 < found.lower_bound <= found.objective == objective(problem, found.choice)
+    assert solution.peak_bytes <= problem.capacity_bytes
+    assert 0 < solution.lower_bound <= solution.objective == objective(problem, solution.choice)
 
 
 def test_ctrl_c_gives_the_best_so_far() -> None:
@@ -237,9 +237,9 @@ def test_ctrl_c_gives_the_best_so_far() -> None:
 
     clock = Clock(timer=Pressed())
     problem = network(120)
-    found = anytime.search(problem, clock)
+    solution = anytime.search(problem, clock)
     assert clock.seconds < 20_500.0
-    assert clock.stopped and found.peak_bytes <= problem.capacity_bytes
+    assert clock.stopped and solution.peak_bytes <= problem.capacity_bytes
 
 
 def test_nothing_fits_names_what_is_alive() -> None:
@@ -262,17 +262,17 @@ def test_a_core_under_a_limit_holds_a_best_plan(seed: int, part: float) -> None:
     )
     expected = brute(problem)
     try:
-        found = core(problem)
+        reduced = core(problem)
     except InfeasibleError as error:
         assert expected is None and error.proven
         return
-    sizes, best = [len(own) for own in found.graph.unary], math.inf
+    sizes, best = [len(costs) for costs in reduced.graph.unary], math.inf
     assume(math.prod(sizes) <= 300)
     for choice in np.ndindex(*sizes):
         picked = np.array(choice, np.int64)
-        if found.fits(picked):
-            best = min(best, found.cost(picked))
-            assert math.isclose(found.cost(picked), objective(problem, found.lifted(picked)), rel_tol=1e-12) or (
-                math.isinf(found.cost(picked))
+        if reduced.fits(picked):
+            best = min(best, reduced.cost(picked))
+            assert math.isclose(reduced.cost(picked), objective(problem, reduced.lifted(picked)), rel_tol=1e-12) or (
+                math.isinf(reduced.cost(picked))
             )
     assert math.isclose(best, math.inf if expected is None else expected.objective, rel_tol=1e-9)

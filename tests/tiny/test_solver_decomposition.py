@@ -39,8 +39,8 @@ def test_each_round_bounds_every_plan(seed: int) -> None:
     for _ in range(4):
         assert shares.search(state, rounds=1)
         assert state.bound <= best.objective * (1 + 1e-9) <= state.value * (1 + 2e-9)
-        for own in shares.shares.values():
-            assert (own >= 0).all() and np.allclose(own.sum(axis=0), 1.0)
+        for share in shares.shares.values():
+            assert (share >= 0).all() and np.allclose(share.sum(axis=0), 1.0)
 
 
 def agreeing(layers: int) -> Problem:
@@ -76,7 +76,7 @@ def test_rounds_end_at_a_gap_that_is_near(monkeypatch: pytest.MonkeyPatch) -> No
     """More are made where the gap that one leaves is too much, and none where it is near enough."""
     rounds: list[int] = []
     take = ReaderShares.take
-    monkeypatch.setattr(ReaderShares, "take", lambda self, *given: (rounds.append(1), take(self, *given)))
+    monkeypatch.setattr(ReaderShares, "take", lambda self, *args: (rounds.append(1), take(self, *args)))
     problem = next(p for p in (hub_problem(seed, forbid=0.0) for seed in range(1, 99, 2)) if 0 < _gap(p) < 0.5)
     gap = _gap(problem)
     rounds.clear()
@@ -91,10 +91,10 @@ def _gap(problem: Problem) -> float:
     """After one round, before choices of rounds are mixed."""
     state = Incumbent(problem)
     shares = ReaderShares(problem)
-    found = minimum_within(shares.apart(problem), Contents(shares.apart(problem)))
-    assert found is not None
-    state.raise_bound(found.bound)
-    shares.take(state, found.choice, found.bound)
+    minimum = minimum_within(shares.apart(problem), Contents(shares.apart(problem)))
+    assert minimum is not None
+    state.raise_bound(minimum.bound)
+    shares.take(state, minimum.choice, minimum.bound)
     return state.gap
 
 
@@ -131,8 +131,8 @@ def views(seed: int, also_read: bool) -> Problem:
 @pytest.mark.parametrize("seed", range(8))
 def test_views_of_what_is_read_all_over_do_not_tie_their_readers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_terms, "MANY", 2)
-    own, shared = views(seed, also_read=True), views(seed, also_read=False)
-    assert reader_terms.many(own) == ({0}, ())
+    separate, shared = views(seed, also_read=True), views(seed, also_read=False)
+    assert reader_terms.many(separate) == ({0}, ())
     assert reader_terms.many(shared) == ({0, 1, 2, 3}, (1, 2, 3))
     assert {len(value.consumers) for value in ReaderShares(shared).apart(shared).values} <= {1}
     best, state = solvers.solve(shared, "exhaustive"), Incumbent(shared)
@@ -147,8 +147,8 @@ def test_auto_proves_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portfolio, "_search", lambda *args: (called.append(1), search(*args))[1])
     for seed in range(12):
         problem = random_problem(seed, most_nodes=6, most_strategies=6, forbid=0.0)
-        found = solvers.solve(problem)
-        assert found.status == "optimal" and found.objective == pytest.approx(
+        solution = solvers.solve(problem)
+        assert solution.status == "optimal" and solution.objective == pytest.approx(
             solvers.solve(problem, "exhaustive").objective
         )
     assert called  # some have a gap that shares leave
@@ -159,26 +159,26 @@ def test_tables_that_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(hub_relaxation, "as_messages", lambda problem, least: least)
     problem = hub_problem(3, layers=12, forbid=0.0)
     assert not ReaderShares(problem).search(Incumbent(problem))
-    found = solvers.solve(problem)
-    assert found.lower_bound <= found.objective
+    solution = solvers.solve(problem)
+    assert solution.lower_bound <= solution.objective
 
 
 def test_other_prices_are_asked_once_whether_tables_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, seen = [], reader_shares.out_of_reach
-    monkeypatch.setattr(reader_shares, "out_of_reach", lambda *given: asked.append(1) or seen(*given))
+    calls, seen = [], reader_shares.out_of_reach
+    monkeypatch.setattr(reader_shares, "out_of_reach", lambda *args: calls.append(1) or seen(*args))
     problem = agreeing(30)
     dearer = replace(problem, values=tuple(replace(v, seconds=3 * v.seconds) for v in problem.values))
     shares = ReaderShares(problem)
-    assert shares.search(Incumbent(problem)) and shares.search(Incumbent(dearer)) and len(asked) == 1
+    assert shares.search(Incumbent(problem)) and shares.search(Incumbent(dearer)) and len(calls) == 1
 
 
 def test_where_tables_no_longer_fit_shares_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = agreeing(30)
     shares = ReaderShares(problem)
     assert shares.search(Incumbent(problem))
-    monkeypatch.setattr(reader_shares, "minimum_within", lambda *given, **also: None)
+    monkeypatch.setattr(reader_shares, "minimum_within", lambda *args, **also: None)
     answers = iter([True])
-    monkeypatch.setattr(reader_shares, "out_of_reach", lambda *given: next(answers))
+    monkeypatch.setattr(reader_shares, "out_of_reach", lambda *args: next(answers))
     assert not shares.search(Incumbent(problem)) and next(answers, None) is None
 
 
@@ -243,12 +243,12 @@ def optimum(problem: Problem) -> float:
 def test_bounds_and_plans_around_hubs_are_true(narrow: None, seed: int, hub: bool) -> None:
     problem = hub_problem(seed) if hub else random_problem(seed, forbid=0.05)
     best = optimum(problem)
-    found = None
+    minimum = None
     if np.isfinite(best):
-        found = hub_relaxation.bounded(Incumbent(problem), Clock())
-    if found is not None:
-        assert found.bound <= best + 1e-9 * abs(best)
-        assert best <= objective(problem, found.choice) + 1e-9 * abs(best)
+        minimum = hub_relaxation.bounded(Incumbent(problem), Clock())
+    if minimum is not None:
+        assert minimum.bound <= best + 1e-9 * abs(best)
+        assert best <= objective(problem, minimum.choice) + 1e-9 * abs(best)
 
 
 def test_most_hubs_are_closed(narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,9 +257,9 @@ def test_most_hubs_are_closed(narrow: None, monkeypatch: pytest.MonkeyPatch) -> 
     for seed in range(60):
         problem = hub_problem(seed, layers=6, forbid=0.0)
         best = optimum(problem)
-        found = solvers.solve(problem, "auto", Options(budget_entries=40))
-        assert found.lower_bound <= best + 1e-9 and best <= found.objective + 1e-9
-        closed.append(found.objective <= best * (1 + 1e-9) and found.lower_bound >= 0.97 * best)
+        solution = solvers.solve(problem, "auto", Options(budget_entries=40))
+        assert solution.lower_bound <= best + 1e-9 and best <= solution.objective + 1e-9
+        closed.append(solution.objective <= best * (1 + 1e-9) and solution.lower_bound >= 0.97 * best)
     assert np.mean(closed) > 0.8
 
 
@@ -267,9 +267,9 @@ def test_a_rough_plan_is_good_and_what_did_not_fit_is_not_tried_again(monkeypatc
     tried: list[int] = []
     whole = portfolio.minimum_within
 
-    def counted(problem: Problem, *rest: object, **more: object) -> object:
+    def counted(problem: Problem, *args: object, **more: object) -> object:
         tried.append(portfolio.structure(problem))
-        return whole(problem, *rest, **more)  # type: ignore[arg-type]
+        return whole(problem, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(portfolio, "minimum_within", counted)
     for seed in range(20):
@@ -304,11 +304,11 @@ def test_bounds_and_plans_are_true(narrow_of_hubs_apart: None, seed: int, hub: b
     except InfeasibleError:
         best = math.inf
     try:
-        found = hubs_apart.search(state, shares)
+        searched = hubs_apart.search(state, shares)
     except InfeasibleError:
         assert math.isinf(best)
         return
-    assert found == bool(shares.cut)
+    assert searched == bool(shares.cut)
     assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)
 
 
@@ -327,18 +327,18 @@ def split_readers(layers: int = 12) -> Problem:
 
 def test_readers_that_differ_for_little_agree() -> None:
     problem = split_readers()
-    found = solvers.solve(problem)
-    assert found.objective == pytest.approx(1.2) and found.status == "optimal"
-    assert len({found.choice[c] for c in problem.values[0].consumers}) == 1
+    solution = solvers.solve(problem)
+    assert solution.objective == pytest.approx(1.2) and solution.status == "optimal"
+    assert len({solution.choice[c] for c in problem.values[0].consumers}) == 1
 
 
 def tied(seed: int = 4, layers: int = 12) -> Problem:
     """Equal layers in a row: the value between two has three readers in the next, and all read the hub, for little."""
     rng = np.random.default_rng(seed)
     three, one = np.arange(3), ((0, 0),)
-    own, moves = rng.random((4, 3)), rng.random((4, 3, 3))
+    costs, moves = rng.random((4, 3)), rng.random((4, 3, 3))
     nodes = [Node("hub", np.zeros(3), np.zeros(3))]
-    nodes += [Node(f"n{i}", own[i % 4], np.zeros(3)) for i in range(4 * layers)]
+    nodes += [Node(f"n{i}", costs[i % 4], np.zeros(3)) for i in range(4 * layers)]
     cheap = 1e-3 * rng.random((3, 3))
     values = [
         Value("hub", 0, tuple(range(2, 4 * layers + 1, 4)), three, (three,) * layers, cheap, np.zeros(3), one * layers)
@@ -361,23 +361,23 @@ def test_what_has_few_readers_leaves_no_gap_beside_a_hub(monkeypatch: pytest.Mon
     monkeypatch.setattr(portfolio, "FEW_CHOICES", 0)
     monkeypatch.setattr(portfolio, "SOME", 0)
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
-    found = solvers.solve(problem)
-    assert found.objective < state.value * (1 + 1e-9)
-    assert found.objective < found.lower_bound * (1 + portfolio.ROUGHLY)
+    solution = solvers.solve(problem)
+    assert solution.objective < state.value * (1 + 1e-9)
+    assert solution.objective < solution.lower_bound * (1 + portfolio.ROUGHLY)
 
 
 def test_where_nodes_have_few_choices_hubs_are_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small exact tables come first, and large ones aren't begun; a rough plan and one under a limit take neither."""
     budgets: list[int] = []
 
-    def counted(*given: Any, budget_entries: int, **more: Any) -> Minimum | None:
+    def counted(*args: Any, budget_entries: int, **more: Any) -> Minimum | None:
         budgets.append(budget_entries)
-        return minimum_within(*given, budget_entries=budget_entries, **more)
+        return minimum_within(*args, budget_entries=budget_entries, **more)
 
     monkeypatch.setattr(portfolio, "minimum_within", counted)
     problem = tied()
-    found = solvers.solve(problem)
-    assert found.status == "optimal" and budgets == [portfolio.SMALL_ENTRIES]
+    solution = solvers.solve(problem)
+    assert solution.status == "optimal" and budgets == [portfolio.SMALL_ENTRIES]
     budgets.clear()
     solvers.solve(problem, options=Options(rough=True))
     assert not budgets
@@ -413,6 +413,6 @@ def test_beside_hubs_many_choices_take_messages_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(wide_choices, "SOME", 2)
     monkeypatch.setattr(ReaderShares, "search", lambda *_: pytest.fail("shares"))
     monkeypatch.setattr(portfolio, "_search", lambda *_: pytest.fail("searched on"))
-    found = solvers.solve(problem)
-    assert best.status == "optimal" and found.objective == pytest.approx(best.objective)
-    assert 0 < found.lower_bound <= best.objective * (1 + 1e-9)
+    solution = solvers.solve(problem)
+    assert best.status == "optimal" and solution.objective == pytest.approx(best.objective)
+    assert 0 < solution.lower_bound <= best.objective * (1 + 1e-9)

@@ -53,25 +53,25 @@ def test_the_oracle_is_the_definition(seed: int) -> None:
     problem = replace(random_problem(seed, most_nodes=4), capacity_bytes=14.0)
     every = itertools.product(*(range(len(node.seconds)) for node in problem.nodes))
     fitting = [c for c in every if memory(problem, c).max() <= 14.0 and math.isfinite(objective(problem, c))]
-    found = attempt(problem)
-    assert (found is None) == (not fitting)
-    if found is not None:
-        assert close(found.objective, min(objective(problem, c) for c in fitting))
-        assert found.objective == found.lower_bound == objective(problem, found.choice)
-        assert found.peak_bytes == memory(problem, found.choice).max()
+    solution = attempt(problem)
+    assert (solution is None) == (not fitting)
+    if solution is not None:
+        assert close(solution.objective, min(objective(problem, c) for c in fitting))
+        assert solution.objective == solution.lower_bound == objective(problem, solution.choice)
+        assert solution.peak_bytes == memory(problem, solution.choice).max()
 
 
 @given(SEEDS, st.sampled_from([0.0, 0.1, 0.4]))
 @settings(max_examples=500)
 def test_dp_is_optimal(seed: int, forbid: float) -> None:
     problem = random_problem(seed, forbid=forbid)
-    expected, found = attempt(problem), attempt(problem, "dp")
-    assert (expected is None) == (found is None)
-    if expected is not None and found is not None:
-        assert found.status == "optimal"
-        assert close(found.objective, expected.objective)
-        assert found.objective == objective(problem, found.choice)
-        assert found.choice == portfolio.solve(problem).choice
+    expected, solution = attempt(problem), attempt(problem, "dp")
+    assert (expected is None) == (solution is None)
+    if expected is not None and solution is not None:
+        assert solution.status == "optimal"
+        assert close(solution.objective, expected.objective)
+        assert solution.objective == objective(problem, solution.choice)
+        assert solution.choice == portfolio.solve(problem).choice
 
 
 @given(SEEDS, st.sampled_from([0, 4, 20, 100]))
@@ -80,22 +80,22 @@ def test_a_small_budget_never_gives_a_wrong_optimum(seed: int, budget: int) -> N
     problem = random_problem(seed, forbid=0.05)
     expected = attempt(problem)
     try:
-        found = portfolio.solve(problem, budget_entries=budget)
+        solution = portfolio.solve(problem, budget_entries=budget)
     except InfeasibleError as error:
         assert expected is None or not error.proven
         return
     assert expected is not None
-    assert found.lower_bound <= expected.objective + 1e-9
-    assert expected.objective <= found.objective + 1e-9
-    assert (found.status == "optimal") == (found.lower_bound == found.objective)
+    assert solution.lower_bound <= expected.objective + 1e-9
+    assert expected.objective <= solution.objective + 1e-9
+    assert (solution.status == "optimal") == (solution.lower_bound == solution.objective)
 
 
 def test_a_small_budget_still_finds_good_plans() -> None:
     worse = []
     for seed in range(60):
         problem = random_problem(seed, forbid=0.0)
-        best, found = solve(problem, "exhaustive"), portfolio.solve(problem, budget_entries=10)
-        worse.append(found.objective - best.objective > 1e-9)
+        best, solution = solve(problem, "exhaustive"), portfolio.solve(problem, budget_entries=10)
+        worse.append(solution.objective - best.objective > 1e-9)
     assert np.mean(worse) < 0.05
 
 
@@ -112,17 +112,17 @@ def test_every_encoding_and_order_is_exact_or_says_so(
     if expected is None:
         return
     sum_, contents, store = additive(problem), Contents(problem), Store()
-    kept = finite(problem)
-    encoded = encode(store, sum_, kept, contents, limit, style)
+    allowed = finite(problem)
+    encoded = encode(store, sum_, allowed, contents, limit, style)
     assert encoded is not None
-    whole = encode(Store(), sum_, kept, contents, limit, style, exact=True)
+    whole = encode(Store(), sum_, allowed, contents, limit, style, exact=True)
     assert (whole is None) == bool(encoded.relaxed)
     plan = elimination_order.plan(store, encoded.terms, encoded.domains, key, gates=encoded.gates, limit=limit)
     assert plan is not None
     bound = min_plus.run(store, plan)
     if plan.exact and not encoded.relaxed:
         picked = min_plus.backtrack(store, plan)
-        choice = [some[s] for some, s in zip(kept, picked, strict=False)]
+        choice = [some[s] for some, s in zip(allowed, picked, strict=False)]
         assert close(bound, expected.objective) and close(objective(problem, choice), bound)
     else:
         assert bound <= expected.objective + 1e-9
@@ -136,8 +136,8 @@ def test_reduction_keeps_an_optimum(seed: int) -> None:
     expected = attempt(problem)
     if expected is None:
         return
-    kept = reduce(additive(problem), Contents(problem))
-    best = min(objective(problem, choice) for choice in itertools.product(*kept))
+    remaining = reduce(additive(problem), Contents(problem))
+    best = min(objective(problem, choice) for choice in itertools.product(*remaining))
     assert close(best, expected.objective)
 
 
@@ -147,22 +147,22 @@ def test_reduction_asks_again_where_something_changed_and_only_there(seed: int, 
     problem = random_problem(seed, forbid=0.05)
     sum_, contents = additive(problem, np.ones(problem.horizon)), Contents(problem)
     try:
-        found = reduce_nearby(sum_, contents, 3) if nearby else reduce(sum_, contents)
+        reduced = reduce_nearby(sum_, contents, 3) if nearby else reduce(sum_, contents)
     except InfeasibleError:
         return
     nodes = _Comparisons(sum_, contents)
     start = [np.flatnonzero(np.isfinite(n.seconds)) for n in problem.nodes] if nearby else finite(problem)
-    kept = [nodes.same(some) for some in start]
+    remaining = [nodes.same(some) for some in start]
     for _ in range(3 if nearby else 4):
-        before = list(kept)
-        for n in range(len(kept)):
-            kept[n] = nodes.undominated(n, before if nearby else kept)
-    assert [some.tolist() for some in found] == [some.tolist() for some in kept]
+        before = list(remaining)
+        for n in range(len(remaining)):
+            remaining[n] = nodes.undominated(n, before if nearby else remaining)
+    assert [some.tolist() for some in reduced] == [some.tolist() for some in remaining]
 
 
 def test_reduction_drops_the_dominated_and_keeps_the_lowest_of_equals() -> None:
-    kept = reduce(additive(chain(2, [1.0, 1.0, 9.0])), Contents(None))
-    assert [some.tolist() for some in kept] == [[0], [0]]
+    remaining = reduce(additive(chain(2, [1.0, 1.0, 9.0])), Contents(None))
+    assert [some.tolist() for some in remaining] == [[0], [0]]
 
 
 def test_min_plus_in_slabs() -> None:
@@ -179,16 +179,16 @@ def test_min_plus_in_slabs() -> None:
 def chain(length: int, costs: list[float], seconds: np.ndarray | None = None) -> Problem:
     """Nodes in a row, each strategy its own layout; free redistribution unless given."""
     k = len(costs)
-    own, table = np.arange(k), np.zeros((k, k)) if seconds is None else seconds
+    ids, table = np.arange(k), np.zeros((k, k)) if seconds is None else seconds
     nodes = tuple(Node(f"n{i}", np.array(costs), np.zeros(k)) for i in range(length))
-    values = tuple(Value(f"v{i}", i, (i + 1,), own, (own,), table, np.zeros(k), ((0, 0),)) for i in range(length - 1))
+    values = tuple(Value(f"v{i}", i, (i + 1,), ids, (ids,), table, np.zeros(k), ((0, 0),)) for i in range(length - 1))
     return Problem(nodes, values)
 
 
 def blocks(count: int, k: int = 8) -> Problem:
     """Residual blocks with equal content: input -> a -> b, and add(input, b)."""
     rng = np.random.default_rng(1)
-    own, move = np.arange(k), rng.random((k, k))
+    ids, move = np.arange(k), rng.random((k, k))
     costs = [rng.random(k) for _ in range(3)]
     nodes, values = [Node("input", np.zeros(k), np.zeros(k))], []
     for _ in range(count):
@@ -196,8 +196,8 @@ def blocks(count: int, k: int = 8) -> Problem:
         nodes += [Node(f"n{base + 1 + i}", cost, np.zeros(k)) for i, cost in enumerate(costs)]
         for producer, consumers in ((base, (base + 1, base + 3)), (base + 1, (base + 2,)), (base + 2, (base + 3,))):
             spans = ((0, 0),) * len(consumers)
-            targets = tuple((own * (1 + 2 * (c - base))) % k for c in consumers)
-            values.append(Value(f"v{len(values)}", producer, consumers, own, targets, move, np.zeros(k), spans))
+            targets = tuple((ids * (1 + 2 * (c - base))) % k for c in consumers)
+            values.append(Value(f"v{len(values)}", producer, consumers, ids, targets, move, np.zeros(k), spans))
     return Problem(tuple(nodes), tuple(values))
 
 
@@ -229,9 +229,9 @@ def test_a_hub_with_many_consumers_is_exact() -> None:
     ends = (0, tuple(range(1, spread + 1)), np.arange(k) % 4, targets)
     hub = Value("hub", *ends, rng.random((4, 4)), np.zeros(4), ((0, 0),) * spread)
     problem = Problem(tuple(nodes), (hub,))
-    found = portfolio.solve(problem)
-    best = min(_hub_objective(problem, hub, source, made) for source in range(4) for made in _subsets(4))
-    assert found.status == "optimal" and close(found.objective, best)
+    solution = portfolio.solve(problem)
+    best = min(_hub_objective(problem, hub, source, layouts) for source in range(4) for layouts in _subsets(4))
+    assert solution.status == "optimal" and close(solution.objective, best)
 
 
 def test_what_a_gate_keeps_apart_is_not_joined() -> None:
@@ -249,26 +249,26 @@ def test_what_a_gate_keeps_apart_is_not_joined() -> None:
             Value(f"v{v}", producer, consumers, np.arange(sizes[producer]), targets, seconds, np.zeros(layouts), none)
         )
     sum_ = additive(problem := Problem(nodes, tuple(values)))
-    contents, found = Contents(problem), {}
+    contents, by_key = Contents(problem), {}
     for key in ("size", "left"):
         store = Store()
         encoded = encode(store, sum_, finite(problem), contents, 1e9, "gates")
         assert encoded is not None
         plan = elimination_order.plan(store, encoded.terms, encoded.domains, key, gates=encoded.gates)
         assert plan is not None
-        found[key] = plan.entries, min_plus.run(store, plan)
-    assert found["left"][0] < found["size"][0] and close(found["left"][1], found["size"][1])
+        by_key[key] = plan.entries, min_plus.run(store, plan)
+    assert by_key["left"][0] < by_key["size"][0] and close(by_key["left"][1], by_key["size"][1])
 
 
 def _subsets(count: int) -> list[tuple[int, ...]]:
     return [pick for size in range(1, count + 1) for pick in itertools.combinations(range(count), size)]
 
 
-def _hub_objective(problem: Problem, hub: Value, source: int, made: tuple[int, ...]) -> float:
-    """The best where the producer leaves `source` and everything in `made` is paid for."""
-    total = problem.nodes[0].seconds[hub.source == source].min() + hub.seconds[source, list(made)].sum()
+def _hub_objective(problem: Problem, hub: Value, source: int, layouts: tuple[int, ...]) -> float:
+    """The best where the producer leaves `source` and everything in `layouts` is paid for."""
+    total = problem.nodes[0].seconds[hub.source == source].min() + hub.seconds[source, list(layouts)].sum()
     for node, targets in zip(problem.nodes[1:], hub.targets, strict=True):
-        total += node.seconds[np.isin(targets, made)].min(initial=np.inf)
+        total += node.seconds[np.isin(targets, layouts)].min(initial=np.inf)
     return float(total)
 
 
@@ -281,8 +281,8 @@ def test_refusals() -> None:
         portfolio.solve(chain(2, [1.0, 2.0], np.full((2, 2), np.inf)))
     odd = np.array([[np.inf, 0.0], [0.0, np.inf]])
     triangle = chain(3, [1.0, 1.0], odd)
-    own = np.arange(2)
-    closing = Value("back", 0, (2,), own, (own,), odd, np.zeros(2), ((0, 0),))
+    ids = np.arange(2)
+    closing = Value("back", 0, (2,), ids, (ids,), odd, np.zeros(2), ((0, 0),))
     with pytest.raises(InfeasibleError, match="every combination"):
         portfolio.solve(replace(triangle, values=(*triangle.values, closing)))
 
@@ -305,7 +305,7 @@ def test_parts_added_once_make_the_same_table(seed: int, monkeypatch: pytest.Mon
     for _ in range(int(rng.integers(1, 6))):
         axes = {a for a in range(len(shape)) if rng.random() < 0.6}
         rows = _rows(shape, axes, rng)
-        lengths = [1 if own is None else shape[a] for a, own in enumerate(rows)]
+        lengths = [1 if row is None else shape[a] for a, row in enumerate(rows)]
         parts.append(TableView(rng.random(lengths), rows))
     for part in parts:
         total = total + part.array()
@@ -325,19 +325,19 @@ def _rows(shape: tuple[int, ...], axes: set[int], rng: np.random.Generator) -> t
 def test_what_parts_say_of_the_same_axes_is_added() -> None:
     every, n = slice(None), 40
     rng = np.random.default_rng(0)
-    own, first, second, third = (
+    unary, first, second, third = (
         rng.random((n, 1, 1)),
         rng.random((n, n, 1)),
         rng.random((n, 1, n)),
         rng.random((n, 1, n)),
     )
     parts = [
-        TableView(own, (every, None, None)),
+        TableView(unary, (every, None, None)),
         TableView(first, (every, every, None)),
         TableView(second, (np.arange(n), None, every)),
         TableView(third, (every, None, every)),
     ]
-    expected = (own + first + second + third).min(axis=0)
+    expected = (unary + first + second + third).min(axis=0)
     assert np.allclose(min_plus.min_plus(parts, (n, n, n)), expected, rtol=0, atol=1e-12)
 
 
@@ -360,8 +360,8 @@ def test_the_same_choice_costs_the_same(seed: int) -> None:
     assert objective(small.problem, choice) == objective(WHOLE.problem, same)
     assert np.array_equal(memory(small.problem, choice), memory(WHOLE.problem, same))
     for n, site in enumerate(small.sites):
-        own, whole = (s.strategies or s.layouts for s in (site, WHOLE.sites[n]))
-        assert own[choice[n]] == whole[same[n]]
+        narrow, whole = (s.strategies or s.layouts for s in (site, WHOLE.sites[n]))
+        assert narrow[choice[n]] == whole[same[n]]
 
 
 def test_equal_layers_go_on_sharing_arrays() -> None:

@@ -46,8 +46,8 @@ def repeated(seed: int, blocks: int, forbid: float = 0.0, charged: bool = False)
     own_bytes = rng.random() < 0.5
     spans = [(n, horizon - n) if charged else (0, 0) for n in range(count)]
     nodes = tuple(
-        Node(f"n{n}", own.copy() if copies else own, np.arange(len(own)) % 3.0, spans[n] if own_bytes else (0, 0))
-        for n, own in enumerate(seconds)
+        Node(f"n{n}", costs.copy() if copies else costs, np.arange(len(costs)) % 3.0, spans[n] if own_bytes else (0, 0))
+        for n, costs in enumerate(seconds)
     )
     values: list[Value] = []
 
@@ -115,13 +115,13 @@ def test_folded_is_unfolded(seed: int, blocks: int, forbid: float, rounds: int) 
     try:
         begun = _begun(sum_, short, contents, BUDGET)
         assert begun is not None
-        found = _finished(begun, BUDGET)
+        minimum = _finished(begun, BUDGET)
     except InfeasibleError:
         assert math.isinf(expected)
         return
-    assert found is not None
-    assert math.isclose(found.value, expected, rel_tol=1e-9, abs_tol=1e-9)
-    assert math.isclose(objective(problem, found.choice), expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert minimum is not None
+    assert math.isclose(minimum.value, expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(objective(problem, minimum.choice), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_blocks_are_eliminated_and_that_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_blocks_are_eliminated_and_that_is_all(monkeypatch: pytest.MonkeyPatch) 
         problem = repeated(seed, 30)
         shared = {len(value.consumers) for value in problem.values} - {1}
         if shared and shortened(additive(problem), Contents(problem)) is not None:
-            found = solve(problem, "auto")
-            assert found.status == OPTIMAL and math.isclose(found.objective, plainly(problem), abs_tol=1e-9)
+            solution = solve(problem, "auto")
+            assert solution.status == OPTIMAL and math.isclose(solution.objective, plainly(problem), abs_tol=1e-9)
             solved += 1
     assert solved >= 5
 
@@ -156,11 +156,11 @@ def test_folded_is_unfolded_under_prices_of_memory(seed: int, blocks: int, at: l
         return
     begun = _begun(sum_, short, contents, BUDGET)
     assert begun is not None
-    found = _finished(begun, BUDGET)
-    assert found is not None
-    assert math.isclose(found.value, plainly(problem, prices), rel_tol=1e-9, abs_tol=1e-9)
-    true = objective(problem, found.choice) + float(prices @ memory(problem, found.choice))
-    assert math.isclose(found.value, true, rel_tol=1e-9, abs_tol=1e-9)
+    minimum = _finished(begun, BUDGET)
+    assert minimum is not None
+    assert math.isclose(minimum.value, plainly(problem, prices), rel_tol=1e-9, abs_tol=1e-9)
+    true = objective(problem, minimum.choice) + float(prices @ memory(problem, minimum.choice))
+    assert math.isclose(minimum.value, true, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_runs_are_found_whatever_the_arrays_are_called() -> None:
@@ -174,10 +174,10 @@ def test_runs_are_found_whatever_the_arrays_are_called() -> None:
 def chain_of(blocks: int, copies: bool) -> Problem:
     costs = [np.array([float(i), 1.0, 2.0]) for i in range(3)]
     every = [np.array([7.0, 0.0, 0.0]), *(costs[i % 3].copy() if copies else costs[i % 3] for i in range(3 * blocks))]
-    own, move = np.arange(3), np.ones((3, 3)) - np.eye(3)
+    ids, move = np.arange(3), np.ones((3, 3)) - np.eye(3)
     nodes = tuple(Node(f"n{i}", each, np.zeros(3)) for i, each in enumerate(every))
     values = tuple(
-        Value(f"v{i}", i, (i + 1,), own, (own,), move, np.zeros(3), ((0, 0),)) for i in range(len(nodes) - 1)
+        Value(f"v{i}", i, (i + 1,), ids, (ids,), move, np.zeros(3), ((0, 0),)) for i in range(len(nodes) - 1)
     )
     return Problem(nodes, values)
 
@@ -200,12 +200,12 @@ def test_few_free_nodes_are_solved_by_themselves(seed: int, forbid: float, price
     every = [[int(s) for s in choice] for choice in itertools.product(*allowed)]
     expected = min((cost(choice) for choice in every if math.isfinite(objective(problem, choice))), default=math.inf)
     try:
-        found = minimise(problem, Contents(problem), multipliers=prices, scale=scale, allowed=allowed)
+        minimum = minimise(problem, Contents(problem), multipliers=prices, scale=scale, allowed=allowed)
     except InfeasibleError:
         assert math.isinf(expected)
         return
-    assert math.isclose(found.bound, expected, rel_tol=1e-9, abs_tol=1e-9)
-    assert math.isclose(cost(list(found.choice)), expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(minimum.bound, expected, rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(cost(list(minimum.choice)), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
 @given(SEEDS)
@@ -214,25 +214,25 @@ def test_shares_of_a_hub_bound_the_optimum(seed: int) -> None:
     """One value that nine nodes in a chain read: exact where it says so, else a bound, and the same choice is valid."""
     rng = np.random.default_rng(seed)
     nodes = tuple(Node(f"n{n}", _costs(rng, (2,), 0.0), np.zeros(2)) for n in range(10))
-    hub_seconds, own = _costs(rng, (2, 3), 0.0), np.arange(2)
+    hub_seconds, ids = _costs(rng, (2, 3), 0.0), np.arange(2)
     none = ((0, 0),) * 9
     targets = tuple(rng.integers(0, 3, 2) for _ in range(9))
-    hub = Value("hub", 0, tuple(range(1, 10)), own, targets, hub_seconds, np.zeros(3), none)
+    hub = Value("hub", 0, tuple(range(1, 10)), ids, targets, hub_seconds, np.zeros(3), none)
     chained = tuple(
-        Value(f"v{n}", n, (n + 1,), own, (own,), _costs(rng, (2, 2), 0.0), np.zeros(2), none[:1]) for n in range(1, 9)
+        Value(f"v{n}", n, (n + 1,), ids, (ids,), _costs(rng, (2, 2), 0.0), np.zeros(2), none[:1]) for n in range(1, 9)
     )
     problem = Problem(nodes, (hub, *chained))
     expected = min(objective(problem, choice) for choice in itertools.product(range(2), repeat=10))
     contents, sum_ = Contents(problem), additive(problem)
-    kept, found = finite(problem), set()
-    for store, encoded in encodings(sum_, kept, contents, BUDGET):
+    allowed, relaxed = finite(problem), set()
+    for store, encoded in encodings(sum_, allowed, contents, BUDGET):
         plan = fitting(store, encoded, encoded.terms, "size", BUDGET)
         assert plan is not None
         bound = min_plus.run(store, plan)
-        found.add(bool(encoded.relaxed))
+        relaxed.add(bool(encoded.relaxed))
         assert bound <= expected + 1e-9
         assert encoded.relaxed or math.isclose(bound, expected, rel_tol=1e-9, abs_tol=1e-9)
-    assert found == {False, True}
+    assert relaxed == {False, True}
     assert math.isclose(portfolio.solve(problem).objective, expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
@@ -260,10 +260,10 @@ def test_what_is_alike_is_compared_and_written_down_once(monkeypatch: pytest.Mon
 def chain_of_layers(count: int) -> Problem:
     """Layers of two nodes, alike but for the first and the last, whose arrays are the same objects."""
     draw = np.random.default_rng(5)
-    own = [draw.random(4) for _ in range(2)]
+    costs = [draw.random(4) for _ in range(2)]
     ways = [draw.random((4, 4)) for _ in range(2)]
     each, none = np.arange(4), np.zeros(4)
-    nodes = tuple(Node(f"n{n}", own[n % 2], none, (0, 0)) for n in range(2 * count))
+    nodes = tuple(Node(f"n{n}", costs[n % 2], none, (0, 0)) for n in range(2 * count))
     values = tuple(
         Value(f"v{n}", n, (n + 1,), each, (each,), ways[n % 2], none, ((0, 0),)) for n in range(2 * count - 1)
     )

@@ -52,14 +52,14 @@ def best(problem: Problem) -> Solution | None:
         return None
 
 
-def check(problem: Problem, found: Solution | None) -> None:
+def check(problem: Problem, solution: Solution | None) -> None:
     expected_ = best(problem)
-    assert (found is None) == (expected_ is None)
-    if found is not None and expected_ is not None:
-        assert found.status == "optimal"
-        assert close(found.objective, expected_.objective)
-        assert found.objective == objective(problem, found.choice) == found.lower_bound
-        assert found.peak_bytes == memory(problem, found.choice).max(initial=0.0) <= problem.capacity_bytes
+    assert (solution is None) == (expected_ is None)
+    if solution is not None and expected_ is not None:
+        assert solution.status == "optimal"
+        assert close(solution.objective, expected_.objective)
+        assert solution.objective == objective(problem, solution.choice) == solution.lower_bound
+        assert solution.peak_bytes == memory(problem, solution.choice).max(initial=0.0) <= problem.capacity_bytes
 
 
 @given(SEEDS, st.sampled_from([0.0, 0.1, 0.4]), st.booleans(), st.booleans())
@@ -100,19 +100,19 @@ def test_the_relaxation_is_a_bound_and_every_plan_a_point_of_it(seed: int) -> No
     """The columns that belong to a plan cost its objective; its expected bytes are its memory."""
     problem = limited(random_problem(seed), seed)
     try:
-        kept = finite(problem)
+        allowed = finite(problem)
     except InfeasibleError:
         return
     plan = best(replace(problem, capacity_bytes=math.inf))
     if plan is None:
         return
-    model = linear(problem, kept)
+    model = linear(problem, allowed)
     highs = Highs(model, Clock(), plan.objective, Pace(2))
     relaxed = highs.relax()
     assert relaxed is not None
     assert relaxed.bound <= plan.objective * (1 + 1e-9) + 1e-9
     rng = np.random.default_rng(seed)
-    choice = tuple(int(rng.choice(some)) for some in kept)
+    choice = tuple(int(rng.choice(some)) for some in allowed)
     columns = model.columns_of(choice)
     fixed = linear(problem, [np.array([s]) for s in choice])
     x = np.zeros(model.choices)
@@ -147,9 +147,9 @@ def test_a_memory_row_says_what_is_alive(seed: int) -> None:
 @settings(max_examples=200)
 def test_the_bound_of_one_round_is_below_every_plan(seed: int) -> None:
     problem = random_problem(seed)
-    found = best(problem)
-    if found is not None:
-        assert message_bound(problem) <= found.objective * (1 + 1e-12) + 1e-12
+    solution = best(problem)
+    if solution is not None:
+        assert message_bound(problem) <= solution.objective * (1 + 1e-12) + 1e-12
 
 
 def test_the_bound_of_one_round_is_exact_for_a_chain() -> None:
@@ -175,9 +175,9 @@ def stopped() -> Clock:
 def test_a_stopped_clock_still_gives_an_honest_answer(engine: str) -> None:
     problem = blocks(6)
     expected_ = portfolio.solve(problem).objective
-    found = solve(problem, "ilp", Options(clock=stopped(), engine=engine))
-    assert found.lower_bound <= expected_ * (1 + 1e-9) <= found.objective * (1 + 2e-9)
-    assert found.status == "cut short" or close(found.lower_bound, found.objective)
+    solution = solve(problem, "ilp", Options(clock=stopped(), engine=engine))
+    assert solution.lower_bound <= expected_ * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
+    assert solution.status == "cut short" or close(solution.lower_bound, solution.objective)
 
 
 def test_without_a_plan_a_stopped_clock_proves_nothing() -> None:
@@ -211,16 +211,16 @@ def test_the_clock_stops_highs_inside() -> None:
 def test_excess_is_below_every_plan_with_the_choice(seed: int) -> None:
     problem = random_problem(seed, most_nodes=5)
     try:
-        kept = finite(problem)
+        allowed = finite(problem)
     except InfeasibleError:
         return
-    model = linear(problem, kept)
+    model = linear(problem, allowed)
     relaxed = Highs(model, Clock(), 1.0, Pace(2)).relax()
     if relaxed is None:
         return
     more = excess(model, relaxed.reduced)
     assert (more >= np.maximum(relaxed.reduced[: model.choices], 0.0)).all()
-    for choice in itertools.product(*kept):
+    for choice in itertools.product(*allowed):
         value = objective(problem, choice)
         if math.isfinite(value):
             assert relaxed.bound + more[model.columns_of(choice)].max() <= value * (1 + 1e-9) + 1e-9
@@ -252,8 +252,8 @@ def over_all(pay: Floats) -> Floats:
     """[a, b], by its definition."""
     with np.errstate(invalid="ignore"):
         excess = np.where(np.isinf(pay)[:, None, :], np.inf, pay[:, None, :] - pay[None, :, :])
-    found: Floats = excess.min(axis=2)
-    return found
+    least: Floats = excess.min(axis=2)
+    return least
 
 
 @pytest.mark.parametrize("forbid", [0.0, 0.2])
@@ -262,14 +262,14 @@ def test_what_few_columns_tell_is_what_all_tell(seed: int, forbid: float, monkey
     monkeypatch.setattr(least_excess, "SLAB", 70 if seed % 2 else 1000)  # below the size of any table
     rng = np.random.default_rng(seed)
     pays = [table(rng, 20, columns, forbid)[:, rng.integers(0, columns, columns)] for columns in (5, 17, 40)]
-    own, row = rng.integers(0, 4, 30).astype(float), [rng.integers(0, 20, 30) for _ in range(3)]
-    given = -np.abs(rng.integers(0, 3, (20, 20))).astype(float)
-    parts = [LeastExcess(pays[:1]), LeastExcess(pays[1:], clipped=True), LeastExcess([], given)]
-    whole = [over_all(pays[0]), sum(np.minimum(over_all(pay), 0.0) for pay in pays[1:]), given]
+    costs, row = rng.integers(0, 4, 30).astype(float), [rng.integers(0, 20, 30) for _ in range(3)]
+    base = -np.abs(rng.integers(0, 3, (20, 20))).astype(float)
+    parts = [LeastExcess(pays[:1]), LeastExcess(pays[1:], clipped=True), LeastExcess([], base)]
+    whole = [over_all(pays[0]), sum(np.minimum(over_all(pay), 0.0) for pay in pays[1:]), base]
     with np.errstate(invalid="ignore"):
-        expected = own[:, None] - own + sum(least[np.ix_(r, r)] for least, r in zip(whole, row, strict=True)) >= 0
+        expected = costs[:, None] - costs + sum(least[np.ix_(r, r)] for least, r in zip(whole, row, strict=True)) >= 0
         np.fill_diagonal(expected, False)
-    assert np.array_equal(beaten(own, list(zip(parts, row, strict=True))), expected)
+    assert np.array_equal(beaten(costs, list(zip(parts, row, strict=True))), expected)
     for part, least in zip(parts, whole, strict=True):
         assert (part.most >= least).all()
         assert np.array_equal(part.whole, least)
@@ -282,16 +282,16 @@ def test_rows_that_differ_are_not_looked_at_over_all_columns(monkeypatch: pytest
     monkeypatch.setattr(least_excess, "_of_all", lambda pay: pytest.fail("all pairs over all columns"))
     places = np.arange(80.0)
     distances = np.abs(places[:, None] - places)
-    found = beaten(np.append(np.zeros(79), 200.0), [(LeastExcess([distances]), np.arange(80))])
-    assert found[79, :79].all()
-    assert not found[:79].any()
+    dominated = beaten(np.append(np.zeros(79), 200.0), [(LeastExcess([distances]), np.arange(80))])
+    assert dominated[79, :79].all()
+    assert not dominated[:79].any()
     assert sum(looked) <= 2 * 80
 
 
 def test_columns_that_are_equal_are_looked_at_once() -> None:
     pay = table(np.random.default_rng(3), 30, 7, 0.1)
-    (told,) = LeastExcess([np.repeat(pay, 50, axis=1)]).tables
-    assert np.array_equal(told, pay) and np.array_equal(LeastExcess([told]).whole, over_all(pay))
+    (merged,) = LeastExcess([np.repeat(pay, 50, axis=1)]).tables
+    assert np.array_equal(merged, pay) and np.array_equal(LeastExcess([merged]).whole, over_all(pay))
 
 
 def test_a_choice_whose_bound_is_the_best_value_but_for_rounding_stays() -> None:
@@ -300,8 +300,8 @@ def test_a_choice_whose_bound_is_the_best_value_but_for_rounding_stays() -> None
     model = linear(problem, [np.arange(len(node.seconds)) for node in problem.nodes])
     search = branch_and_bound._IntegerSearch(problem, Clock(math.inf), best=tuple(0 for _ in problem.nodes))
     more = np.full(model.choices, 1.0 + ROUNDING / 2)
-    assert [own.tolist() for own in search.within(model, more, 1.0)] == [own.tolist() for own in model.kept]
-    assert [own.tolist() for own in search.within(model, more * (1 + 2 * ROUNDING), 1.0)] == [[0]] * len(model.kept)
+    assert [ids.tolist() for ids in search.within(model, more, 1.0)] == [ids.tolist() for ids in model.kept]
+    assert [ids.tolist() for ids in search.within(model, more * (1 + 2 * ROUNDING), 1.0)] == [[0]] * len(model.kept)
 
 
 @given(
@@ -310,10 +310,10 @@ def test_a_choice_whose_bound_is_the_best_value_but_for_rounding_stays() -> None
 )
 def test_every_window_that_overflows_has_one_time(alive: list[int], known: set[int]) -> None:
     problem = replace(random_problem(1), capacity_bytes=3.0)
-    asked = [t for t in known if t < len(alive)]
-    found = overflows(problem, np.array(alive, dtype=float), asked)
-    assert all(alive[t] > 3 for t in found) and not {*found} & {*asked}
-    assert [alive[t] for t in found] == sorted((alive[t] for t in found), reverse=True)
+    requested = [t for t in known if t < len(alive)]
+    times = overflows(problem, np.array(alive, dtype=float), requested)
+    assert all(alive[t] > 3 for t in times) and not {*times} & {*requested}
+    assert [alive[t] for t in times] == sorted((alive[t] for t in times), reverse=True)
     most = max(alive)
-    if most > 3 and not asked:
-        assert alive[found[0]] == most
+    if most > 3 and not requested:
+        assert alive[times[0]] == most

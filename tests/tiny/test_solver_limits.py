@@ -57,9 +57,9 @@ def test_what_is_taken_apart_is_below_every_plan_at_its_prices(seed: int) -> Non
         (shares.apart(problem, multipliers, scale), None, 1.0),
         (reader_terms.without_hubs(additive(problem, multipliers, scale), shares.cut), multipliers, scale),
     ):
-        found = minimum_within(part, Contents(part), multipliers=prices, scale=own_scale)
-        assert found is not None
-        assert found.bound <= least * (1 + 1e-9) + 1e-12
+        minimum = minimum_within(part, Contents(part), multipliers=prices, scale=own_scale)
+        assert minimum is not None
+        assert minimum.bound <= least * (1 + 1e-9) + 1e-12
 
 
 def layers(count: int) -> Problem:
@@ -77,12 +77,12 @@ def layers(count: int) -> Problem:
 def test_layers_are_as_fast_as_the_limit_allows(share: float) -> None:
     count = 60
     problem = replace(layers(count), capacity_bytes=share * 4.0 * count)
-    found = solvers.solve(problem, "auto")
+    solution = solvers.solve(problem, "auto")
     slow = int(np.ceil((4.0 * count - problem.capacity_bytes) / 3.0))  # layers that have to save 3 bytes
     best = count + 0.5 * slow + 0.1 + 0.01
-    assert found.peak_bytes <= problem.capacity_bytes
-    assert found.lower_bound <= best * (1 + 1e-9) and found.objective <= best * 1.005
-    assert 1 - found.lower_bound / found.objective <= 0.01
+    assert solution.peak_bytes <= problem.capacity_bytes
+    assert solution.lower_bound <= best * (1 + 1e-9) and solution.objective <= best * 1.005
+    assert 1 - solution.lower_bound / solution.objective <= 0.01
 
 
 def test_what_can_not_fit_is_proven_from_the_least_memory() -> None:
@@ -115,8 +115,8 @@ def test_no_program_is_taken_in_that_took_longer_to_write_than_is_left() -> None
             pace = Pace(2)
             while clock.seconds < 20.0:
                 pass
-            made = attempt(Highs, model, clock, 1.0, pace)
-        assert (made is not None) == in_time == (not clock.cut)
+            engine = attempt(Highs, model, clock, 1.0, pace)
+        assert (engine is not None) == in_time == (not clock.cut)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -128,11 +128,11 @@ def test_bound_and_plan_stand_around_the_optimum_whenever_it_is_stopped(seed: in
         return
     for looks in (3, 10, 30, 100, 1000):
         try:
-            found = solvers.solve(problem, "auto", Options(clock=Clock(looks, timer=Looks())))
+            solution = solvers.solve(problem, "auto", Options(clock=Clock(looks, timer=Looks())))
         except InfeasibleError as error:
             assert not error.proven
             continue
-        assert found.lower_bound <= best.objective * (1 + 1e-9) <= found.objective * (1 + 2e-9)
+        assert solution.lower_bound <= best.objective * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
 
 
 def test_plans_of_one_limit_begin_the_next() -> None:
@@ -178,10 +178,10 @@ def test_few_choices_of_equal_layers_and_their_prices_stand_around_the_optimum(
         best = solvers.solve(problem, "ilp").objective
     except InfeasibleError:
         best = np.inf
-    state, shares, kept = Incumbent(problem), ReaderShares(problem), {"shares": ReaderShares(problem)}
+    state, shares, cache = Incumbent(problem), ReaderShares(problem), {"shares": ReaderShares(problem)}
     settled = False
     try:
-        settled = portfolio._limited_soon(state, shares, Options(kept=kept), 0.0)
+        settled = portfolio._limited_soon(state, shares, Options(kept=cache), 0.0)
     except InfeasibleError as error:
         assert not error.proven or best == np.inf
     assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)
@@ -250,9 +250,9 @@ def stopped() -> Clock:
 def wide(count: int, choices: int, seed: int = 0) -> Problem:
     """A chain of equal nodes in which every value is read by the next two."""
     rng = np.random.default_rng(seed)
-    own, table = rng.random(choices), rng.random((choices, choices))
+    costs, table = rng.random(choices), rng.random((choices, choices))
     every = np.arange(choices)
-    nodes = tuple(Node(f"n{n}", own, np.zeros(choices), (0, 0)) for n in range(count))
+    nodes = tuple(Node(f"n{n}", costs, np.zeros(choices), (0, 0)) for n in range(count))
     values = tuple(
         Value(f"v{n}", n, (n + 1, n + 2), every, (every, every), table, np.zeros(choices), ((0, 0), (0, 0)))
         for n in range(count - 2)
@@ -305,14 +305,14 @@ def test_stopped_at_once_a_plan_is_valid_and_its_bound_true(narrow: None, seed: 
         best = None
     for options in (Options(clock=stopped()), Options(rough=True)):
         try:
-            found = solve(problem, "dp", options)
+            solution = solve(problem, "dp", options)
         except InfeasibleError:
             assert best is None or fits
             continue
         assert best is not None
-        assert found.objective == objective(problem, found.choice) and math.isfinite(found.objective)
-        assert found.peak_bytes <= problem.capacity_bytes * (1 + 1e-9)
-        assert found.lower_bound <= best.objective * (1 + 1e-9) + 1e-12
+        assert solution.objective == objective(problem, solution.choice) and math.isfinite(solution.objective)
+        assert solution.peak_bytes <= problem.capacity_bytes * (1 + 1e-9)
+        assert solution.lower_bound <= best.objective * (1 + 1e-9) + 1e-12
 
 
 @given(SEEDS)
@@ -320,18 +320,18 @@ def test_stopped_at_once_a_plan_is_valid_and_its_bound_true(narrow: None, seed: 
 def test_with_time_enough_it_is_the_optimum(narrow: None, seed: int) -> None:
     problem = random_problem(seed, forbid=0.0)
     clock = Clock(1e6)
-    found = solve(problem, "dp", Options(clock=clock))
-    assert found.status == "optimal" and not clock.cut
-    assert found.objective == pytest.approx(brute_force.solve(problem).objective)
+    solution = solve(problem, "dp", Options(clock=clock))
+    assert solution.status == "optimal" and not clock.cut
+    assert solution.objective == pytest.approx(brute_force.solve(problem).objective)
 
 
 def test_the_clock_is_kept_where_exact_elimination_takes_long() -> None:
     problem = wide(30, 160)
     clock = Clock(400.0, timer=Looks())  # a second of work, on any machine the same
-    found = solve(problem, "dp", Options(clock=clock))
+    solution = solve(problem, "dp", Options(clock=clock))
     assert clock.seconds < 450.0
-    assert clock.cut and found.status == "cut short"
-    assert 0.0 < found.lower_bound < found.objective < objective(problem, [0] * 30)
+    assert clock.cut and solution.status == "cut short"
+    assert 0.0 < solution.lower_bound < solution.objective < objective(problem, [0] * 30)
 
 
 def test_exact_work_stops_when_the_clock_does() -> None:

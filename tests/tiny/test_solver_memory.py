@@ -54,24 +54,24 @@ def every(problem: Problem) -> list[tuple[int, ...]]:
 def test_the_bound_is_valid_and_the_plan_fits(seed: int) -> None:
     problem = limited(random_problem(seed), seed)
     try:
-        found = portfolio.solve(problem)
+        solution = portfolio.solve(problem)
     except InfeasibleError as error:
         if error.proven:
             with pytest.raises(InfeasibleError):
                 brute_force.solve(problem)
         return
     best = brute_force.solve(problem)
-    assert found.lower_bound <= best.objective + 1e-9
-    assert best.objective <= found.objective + 1e-9
-    assert found.objective == objective(problem, found.choice)
-    assert found.peak_bytes == memory(problem, found.choice).max() <= problem.capacity_bytes
-    assert found.choice == portfolio.solve(problem).choice
+    assert solution.lower_bound <= best.objective + 1e-9
+    assert best.objective <= solution.objective + 1e-9
+    assert solution.objective == objective(problem, solution.choice)
+    assert solution.peak_bytes == memory(problem, solution.choice).max() <= problem.capacity_bytes
+    assert solution.choice == portfolio.solve(problem).choice
 
 
 @pytest.mark.slow
 def test_plans_that_fit_are_found_and_are_near_the_best() -> None:
     """Over a fixed set; the measured figures are 100 % found and 99 % best."""
-    found = exact = total = 0
+    solved = exact = total = 0
     for seed in range(400):
         problem = limited(random_problem(seed), seed)
         try:
@@ -83,10 +83,10 @@ def test_plans_that_fit_are_found_and_are_near_the_best() -> None:
             reached = portfolio.solve(problem).objective
         except InfeasibleError:
             continue
-        found += 1
+        solved += 1
         exact += reached <= best + 1e-9
     assert total > 100
-    assert found >= 0.98 * total and exact >= 0.95 * total
+    assert solved >= 0.98 * total and exact >= 0.95 * total
 
 
 @given(SEEDS)
@@ -146,7 +146,7 @@ def test_more_plans_meet_the_memory_bound_where_any_that_was_met_will_do() -> No
 def peaks_in_turn(count: int) -> Problem:
     """Operators alive one after the other, each of few bytes or many, for the same seconds; the last needs most."""
     sizes = [np.array([100.0, 10.0 + n]) for n in range(count)]
-    nodes = tuple(Node(f"op{n}", np.zeros(2), own, (n, n + 1)) for n, own in enumerate(sizes))
+    nodes = tuple(Node(f"op{n}", np.zeros(2), size, (n, n + 1)) for n, size in enumerate(sizes))
     return Problem(nodes, (), horizon=count)
 
 
@@ -182,12 +182,12 @@ def test_plans_at_a_rate_are_the_least_at_its_prices() -> None:
             if choice is None:
                 assert not 0 < lean.seconds < math.inf
                 continue
-            columns = [column_of(lean.problem, own) for own in (choice, *every(problem))]
+            columns = [column_of(lean.problem, plan) for plan in (choice, *every(problem))]
             priced = [float(lean.prices @ column.bytes) for column in columns]
             assert min(priced) >= lean.bound * (1 - 1e-9)
             per_byte = rate * lean.seconds / max(lean.bound, 1.0)
-            found, *others = (c.seconds + per_byte * own for c, own in zip(columns, priced, strict=True))
-            assert found == pytest.approx(min(others), rel=1e-9)
+            cost, *others = (c.seconds + per_byte * price for c, price in zip(columns, priced, strict=True))
+            assert cost == pytest.approx(min(others), rel=1e-9)
 
 
 @pytest.mark.parametrize("entries", quick_at([20_000_000, 40], 0))
@@ -307,7 +307,7 @@ def test_the_master_program_against_scipy(seed: int, rows: int, plans: int) -> N
 def test_many_plans_are_priced_as_each(seed: int) -> None:
     problem, rng = random_problem(seed, forbid=0.1), np.random.default_rng(seed)
     some = np.array([[rng.integers(len(node.seconds)) for node in problem.nodes] for _ in range(20)])
-    assert objectives(problem, some) == pytest.approx([objective(problem, own) for own in some.tolist()])
+    assert objectives(problem, some) == pytest.approx([objective(problem, choice) for choice in some.tolist()])
 
 
 def test_a_stretch_has_the_weights_that_it_reads() -> None:
@@ -331,10 +331,10 @@ def test_descent_that_looks_at_moved_neighbours_alone_is_plain_descent(seed: int
     for _ in range(20):
         before = list(plain)
         for n in range(len(plain)):
-            own = options(problem, linked, plain, n)
-            best = int(np.argmin(own))
-            here = own[plain[n]]
-            if own[best] < here and (math.isinf(here) or here - own[best] > 1e-12 * here):
+            costs = options(problem, linked, plain, n)
+            best = int(np.argmin(costs))
+            here = costs[plain[n]]
+            if costs[best] < here and (math.isinf(here) or here - costs[best] > 1e-12 * here):
                 plain[n] = best
         if plain == before:
             break

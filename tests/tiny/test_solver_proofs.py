@@ -43,13 +43,13 @@ def oracle(problem: Problem) -> float:
         return math.inf
 
 
-def judge(problem: Problem, best: float, found: Solution) -> None:
-    assert found.objective == pytest.approx(objective(problem, found.choice), rel=1e-12)
-    assert memory(problem, found.choice).max(initial=0.0) <= problem.capacity_bytes * (1 + 1e-9)
-    assert 0.0 <= found.lower_bound <= best * (1 + 1e-9) + 1e-12
-    assert (found.status == OPTIMAL) == (found.lower_bound == found.objective)
-    if found.status == OPTIMAL:
-        assert found.objective == pytest.approx(best, rel=1e-8, abs=1e-12)
+def judge(problem: Problem, best: float, solution: Solution) -> None:
+    assert solution.objective == pytest.approx(objective(problem, solution.choice), rel=1e-12)
+    assert memory(problem, solution.choice).max(initial=0.0) <= problem.capacity_bytes * (1 + 1e-9)
+    assert 0.0 <= solution.lower_bound <= best * (1 + 1e-9) + 1e-12
+    assert (solution.status == OPTIMAL) == (solution.lower_bound == solution.objective)
+    if solution.status == OPTIMAL:
+        assert solution.objective == pytest.approx(best, rel=1e-8, abs=1e-12)
 
 
 def judged_at_every_look(problem: Problem, solver: str, options: Options | None = None) -> None:
@@ -57,14 +57,14 @@ def judged_at_every_look(problem: Problem, solver: str, options: Options | None 
     for limit in limits():
         clock = Clock(limit, timer=Looks())
         try:
-            found = solvers.solve(problem, solver, replace(options, clock=clock))
+            solution = solvers.solve(problem, solver, replace(options, clock=clock))
         except InfeasibleError as error:
             assert math.isinf(best) or not error.proven
             if not clock.cut:
                 return
             continue
-        judge(problem, best, found)
-        assert found.status != CUT_SHORT or clock.cut
+        judge(problem, best, solution)
+        assert solution.status != CUT_SHORT or clock.cut
         if not clock.cut:
             return
 
@@ -159,10 +159,10 @@ def tight_and_slow() -> tuple[Problem, tuple[int, ...], tuple[int, ...]]:
 def test_a_proof_can_not_be_given_to_another_plan() -> None:
     problem, best, worst = tight_and_slow()
     value = objective(problem, best)
-    found = Solution(problem, best, value, "dp", cut=True)
-    assert (found.objective, found.status, found.cut) == (value, OPTIMAL, False)
+    solution = Solution(problem, best, value, "dp", cut=True)
+    assert (solution.objective, solution.status, solution.cut) == (value, OPTIMAL, False)
     with pytest.raises(ValueError, match="problem"):
-        replace(found, choice=worst)
+        replace(solution, choice=worst)
     assert Solution(problem, worst, value, "dp").status == "feasible"
     assert Solution(problem, worst, value, "dp", cut=True).status == CUT_SHORT
 
@@ -172,9 +172,9 @@ def test_what_a_solver_says_is_checked_before_it_leaves(monkeypatch: pytest.Monk
     other = replace(problem, nodes=tuple(replace(node, seconds=node.seconds + 1.0) for node in problem.nodes))
     tight = replace(problem, capacity_bytes=float(memory(problem, worst).max()) - 1.0)
 
-    def says(said: Problem, choice: tuple[int, ...], bound: float, asked: Problem = problem) -> None:
+    def says(said: Problem, choice: tuple[int, ...], bound: float, requested: Problem = problem) -> None:
         monkeypatch.setitem(solvers.SOLVERS, "dp", lambda p, o: Solution(said, choice, bound, "dp"))
-        solvers.solve(asked, "dp")
+        solvers.solve(requested, "dp")
 
     says(problem, best, 0.0)
     for case in (

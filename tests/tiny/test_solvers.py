@@ -33,8 +33,8 @@ CHECKED = sorted(SOLVERS)
 
 def pair(**changes: object) -> Problem:
     """Two nodes, one value; `changes` go to the value."""
-    own, two = np.arange(2), np.ones(2)
-    value = Value("v", 0, (1,), own, (own,), np.zeros((2, 2)), two, ((0, 1),))
+    ids, two = np.arange(2), np.ones(2)
+    value = Value("v", 0, (1,), ids, (ids,), np.zeros((2, 2)), two, ((0, 1),))
     nodes = (Node("a", two, two), Node("b", two, two))
     return Problem(nodes, (replace(value, **changes),))  # type: ignore[arg-type]
 
@@ -109,14 +109,14 @@ def test_pins_hold_in_every_solver(solver: str, seed: int) -> None:
     ]
     best = min((objective(problem, choice) for choice in fitting), default=math.inf)
     try:
-        found = solve(problem, solver, Options(pinned=pinned))
+        solution = solve(problem, solver, Options(pinned=pinned))
     except InfeasibleError as error:
         assert not fitting or not error.proven
         return
-    assert found.choice in fitting
-    assert found.objective == objective(problem, found.choice)
-    assert found.lower_bound <= best * (1 + 1e-9) + 1e-9
-    assert found.status != "optimal" or math.isclose(found.objective, best, rel_tol=1e-9, abs_tol=1e-9)
+    assert solution.choice in fitting
+    assert solution.objective == objective(problem, solution.choice)
+    assert solution.lower_bound <= best * (1 + 1e-9) + 1e-9
+    assert solution.status != "optimal" or math.isclose(solution.objective, best, rel_tol=1e-9, abs_tol=1e-9)
 
 
 # --- seeded random choices are valid, differ, and repeat ---
@@ -175,18 +175,18 @@ def test_plans_are_valid_and_bounds_hold(solver: str, seed: int, forbid: float) 
     problem = random_problem(seed, forbid=forbid)
     problem = limited(problem, seed) if seed % 2 else problem
     try:
-        found = solve(problem, solver)
+        solution = solve(problem, solver)
     except InfeasibleError as error:
         if error.proven:
             with pytest.raises(InfeasibleError):
                 brute_force.solve(problem)
         return
     best = brute_force.solve(problem)
-    assert found.lower_bound <= best.objective * (1 + 1e-9) + 1e-9
-    assert best.objective <= found.objective * (1 + 1e-9) + 1e-9
-    assert found.objective == objective(problem, found.choice) < math.inf
-    assert found.peak_bytes == memory(problem, found.choice).max() <= problem.capacity_bytes
-    assert found.choice == solve(problem, solver).choice
+    assert solution.lower_bound <= best.objective * (1 + 1e-9) + 1e-9
+    assert best.objective <= solution.objective * (1 + 1e-9) + 1e-9
+    assert solution.objective == objective(problem, solution.choice) < math.inf
+    assert solution.peak_bytes == memory(problem, solution.choice).max() <= problem.capacity_bytes
+    assert solution.choice == solve(problem, solver).choice
 
 
 @pytest.mark.parametrize(("solver", "most_worse"), [("propagation", 1.7), ("recursive", 1.1)])
@@ -220,8 +220,8 @@ def test_windows_with_equal_content_are_solved_once(monkeypatch: pytest.MonkeyPa
 def test_recursive_is_stopped_by_the_clock() -> None:
     clock = Clock()
     clock.stop()
-    found = solve(blocks(60), "recursive", Options(clock=clock))
-    assert math.isfinite(found.objective) and found.status == "cut short"
+    solution = solve(blocks(60), "recursive", Options(clock=clock))
+    assert math.isfinite(solution.objective) and solution.status == "cut short"
 
 
 # --- propagation ----------------------------------------------------------------------------------------------------
@@ -239,22 +239,22 @@ def path(costs: list[list[float]], move: float = 1.0) -> Problem:
 
 def test_pins_spread_by_least_redistribution() -> None:
     """Choice 0 is cheaper everywhere, but moving nothing comes first; ties are broken by a node's own cost."""
-    found = propagate(path([[1.0, 3.0]] * 4), {1: 1})
-    assert found.choice == (1, 1, 1, 1)
-    assert found.decided == ("propagated", "pinned", "propagated", "propagated") and not found.conflicts
+    result = propagate(path([[1.0, 3.0]] * 4), {1: 1})
+    assert result.choice == (1, 1, 1, 1)
+    assert result.decided == ("propagated", "pinned", "propagated", "propagated") and not result.conflicts
     assert propagate(path([[1.0, 3.0], [2.0, 1.0]], move=0.0), {0: 1}).choice == (1, 1)
     assert propagate(path([[1.0, 3.0], [1.0, 2.0]], move=0.0), {0: 1}).choice == (1, 0)
 
 
 def test_between_two_pins_the_cheapest_is_taken_and_reported() -> None:
-    found = propagate(path([[0.0, 0.0], [0.0, 5.0], [0.0, 0.0]]), {0: 1, 2: 0})
-    assert found.choice == (1, 0, 0) and found.decided == ("pinned", "conflict", "pinned")
-    assert found.conflicts == (Conflict(1, (0, 2), (1, 0), (1.0, 0.0), 0),)
+    result = propagate(path([[0.0, 0.0], [0.0, 5.0], [0.0, 0.0]]), {0: 1, 2: 0})
+    assert result.choice == (1, 0, 0) and result.decided == ("pinned", "conflict", "pinned")
+    assert result.conflicts == (Conflict(1, (0, 2), (1, 0), (1.0, 0.0), 0),)
 
 
 def test_without_pins_it_starts_at_the_costliest_node() -> None:
-    found = propagate(path([[1.0, 1.2], [9.0, 8.0], [1.0, 1.2]]), {})
-    assert found.decided == ("propagated", "start", "propagated") and found.choice == (1, 1, 1)
+    result = propagate(path([[1.0, 1.2], [9.0, 8.0], [1.0, 1.2]]), {})
+    assert result.decided == ("propagated", "start", "propagated") and result.choice == (1, 1, 1)
 
 
 def test_parts_that_hang_together_by_nothing_start_each() -> None:
@@ -300,12 +300,12 @@ def test_a_repaired_plan_fits(seed: int) -> None:
     problem = limited(random_problem(seed), seed)
     rng = np.random.default_rng(seed)
     choice = [int(rng.integers(len(node.seconds))) for node in problem.nodes]
-    found = repaired(problem, choice)
-    if found is not None:
-        assert memory(problem, found).max() <= problem.capacity_bytes
-        assert math.isfinite(objective(problem, found)) or math.isinf(objective(problem, choice))
+    fixed = repaired(problem, choice)
+    if fixed is not None:
+        assert memory(problem, fixed).max() <= problem.capacity_bytes
+        assert math.isfinite(objective(problem, fixed)) or math.isinf(objective(problem, choice))
     if memory(problem, choice).max() <= problem.capacity_bytes:
-        assert found == tuple(choice)
+        assert fixed == tuple(choice)
 
 
 def test_the_cheapest_byte_goes_first() -> None:

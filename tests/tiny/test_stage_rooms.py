@@ -50,10 +50,10 @@ def block(draw: random.Random, entering: float) -> BlockCosts:
     forward, backward = draw.random() + 0.1, draw.random() + 0.2
     lean = entering * draw.choice([1.0, 1.0, 0.5, 2.0])
     middle = lean + draw.random() * 2e9
-    kept = (middle + draw.random() * 2e9, middle, lean)
-    again = (0.0, draw.random() * forward, forward)
+    saved = (middle + draw.random() * 2e9, middle, lean)
+    recompute = (0.0, draw.random() * forward, forward)
     working = [draw.random() * 5e8 for _ in KEEPS]
-    each = (tuple(zip(KEEPS, own, strict=True)) for own in (again, kept, working))
+    each = (tuple(zip(KEEPS, values, strict=True)) for values in (recompute, saved, working))
     received = entering * draw.choice([1.0, 1.0, 1.5])
     shared = held(draw) if draw.random() < 0.2 else HeldParameters()
     return BlockCosts(forward, backward, *each, received, received, held(draw), shared)
@@ -71,27 +71,27 @@ def problem(
     line = (0,) * draw.randint(0, 1) + (1,) * run + (2,) * draw.randint(0, 1) + (1,) * (draw.random() < 0.1)
     entering = draw.random() * 1e9
     blocks = block(draw, entering), block(draw, entering), block(draw, entering)
-    costs = tuple(replace(own, following_bytes=own.received_bytes * following) for own in blocks)
+    costs = tuple(replace(cost, following_bytes=cost.received_bytes * following) for cost in blocks)
     keeps = (draw.choice([KEEPS, ("all",)]), KEEPS, draw.choice([KEEPS, ("all",)]))
     choice = ParallelConfig(stages, chunks, schedule, replicas, 1, 1, count, 0)
-    own = StepProblem(choice, line, costs, keeps, A100, FREE)
+    base = StepProblem(choice, line, costs, keeps, A100, FREE)
     if chunks > 1 or not kinds:
-        return own
+        return base
     sizes = [{"received_bytes": each.received_bytes, "following_bytes": each.following_bytes} for each in costs]
     costs = tuple(replace(block(draw, entering), **each) for each in sizes)
-    every = own, replace(own, costs=costs, hardware=V100, capacity_bytes=FREE / 2, cluster=A100)
-    return replace(own, by_stage=tuple(draw.choice(every) for _ in range(stages)))
+    every = base, replace(base, costs=costs, hardware=V100, capacity_bytes=FREE / 2, cluster=A100)
+    return replace(base, by_stage=tuple(draw.choice(every) for _ in range(stages)))
 
 
-def with_room(own: StepProblem, room: float) -> StepProblem:
+def with_room(problem: StepProblem, room: float) -> StepProblem:
     """Each kind of device with the same share of what it has."""
-    share = room / own.capacity_bytes
-    made = {id(each): replace(each, capacity_bytes=each.capacity_bytes * share) for each in own.by_stage}
-    return replace(own, capacity_bytes=room, by_stage=tuple(made[id(each)] for each in own.by_stage))
+    share = room / problem.capacity_bytes
+    resized = {id(each): replace(each, capacity_bytes=each.capacity_bytes * share) for each in problem.by_stage}
+    return replace(problem, capacity_bytes=room, by_stage=tuple(resized[id(each)] for each in problem.by_stage))
 
 
-def some_plans(draw: random.Random, own: StepProblem) -> list[StagePlan]:
-    every = list(itertools.islice(every_plan(own.stage_problem), 20_000))
+def some_plans(draw: random.Random, problem: StepProblem) -> list[StagePlan]:
+    every = list(itertools.islice(every_plan(problem.stage_problem), 20_000))
     return draw.sample(every, min(len(every), 25))
 
 
@@ -106,14 +106,14 @@ def test_no_plan_holds_less_than_its_bound_knows_nor_takes_less(
     the gradients are summed between nodes after the last backward."""
     draw = random.Random(f"{seed} {chunks}")
     free = problem(draw, chunks, replicas, kinds, 1.0 if seed % 2 else 0.5)
-    made = []
+    runs = []
     for plan in some_plans(draw, free):
         step, bounding = simulate_step(free.step_costs(plan)), free.bounding
         held_bytes = bytes_of(bounding, plan.parts, plan.points) + (free.capacities - bounding.capacity_bytes)
         assert (held_bytes <= np.array(step.peak_bytes) * (1 + 1e-9) + 1).all()
-        made.append((free.fullest_bytes(step.peak_bytes), step.step_seconds))
-    for peak, _ in sorted(made)[:: max(1, len(made) // 4)]:
-        fastest = min(seconds for own, seconds in made if own <= peak)
+        runs.append((free.fullest_bytes(step.peak_bytes), step.step_seconds))
+    for peak, _ in sorted(runs)[:: max(1, len(runs) // 4)]:
+        fastest = min(seconds for held, seconds in runs if held <= peak)
         tight = with_room(free, peak * (1 + 1e-9)).bounding
         assert certificate(tight, 1.5 * fastest) <= fastest * (1 + 1e-9)
         assert RoomBound(tight).step_seconds <= fastest * (1 + 1e-9)
@@ -124,13 +124,13 @@ def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: 
     """Not a buffer too few: what a search thinks fits, fits as it is simulated."""
     draw = random.Random(count)
     stages = min(count, 3)
-    kept, nothing = (("all", 3e9), ("expensive", 2e9), ("input", 1e9)), tuple((keep, 0.0) for keep in KEEPS)
-    one = replace(block(draw, 1e9), received_bytes=1e9, following_bytes=1e9, kept_bytes=kept, working_bytes=nothing)
+    saved, nothing = (("all", 3e9), ("expensive", 2e9), ("input", 1e9)), tuple((keep, 0.0) for keep in KEEPS)
+    one = replace(block(draw, 1e9), received_bytes=1e9, following_bytes=1e9, kept_bytes=saved, working_bytes=nothing)
     choice = ParallelConfig(stages, 1, schedule, 1, 1, 1, count, 0)
-    own = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), A100, FREE)
-    for plan in some_plans(draw, own):
-        peaks = simulate_step(own.step_costs(plan)).peak_bytes
-        counted = bytes_of(own.stage_problem, plan.parts, plan.points) + (FREE - own.stage_problem.capacity_bytes)
+    free = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), A100, FREE)
+    for plan in some_plans(draw, free):
+        peaks = simulate_step(free.step_costs(plan)).peak_bytes
+        counted = bytes_of(free.stage_problem, plan.parts, plan.points) + (FREE - free.stage_problem.capacity_bytes)
         assert peaks == pytest.approx(counted)
 
 
@@ -144,10 +144,10 @@ def test_what_torch_holds_of_sends_is_counted_as_the_step_has_it(
     chunks = chunks if schedule == "interleaved" else 1
     parts = tuple(PartCosts(1.0, 1.0, received_bytes=1.0) for _ in range(stages * chunks))
     costs = StepCosts(schedule, rounds * stages, parts, (StageCosts(),) * stages)
-    for stage, own in enumerate(stage_values(schedule, stages, rounds * stages, chunks)):
+    for stage, values in enumerate(stage_values(schedule, stages, rounds * stages, chunks)):
         order = costs.order(stage)
         last = max(place for place, slot in enumerate(order) if slot.kind == "F")
-        assert own.sent == sum(costs.sent_bytes(stage, slot) for slot in order[:last])
+        assert values.sent == sum(costs.sent_bytes(stage, slot) for slot in order[:last])
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (3, 2), (4, 3)])
@@ -169,16 +169,16 @@ def test_of_one_stage_the_fastest_and_the_leanest_that_fit_are_found(seed: int, 
     choice = ParallelConfig(1, 1, "1f1b", 1, 1, 1, count, 0)
     free = StepProblem(choice, line, costs, (KEEPS, KEEPS, ("all",)), A100, FREE)
     steps = [simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem)]
-    made = sorted((step.peak_bytes[0], step.step_seconds) for step in steps)
-    for peak, _ in made[:: max(1, len(made) // 4)]:
+    runs = sorted((step.peak_bytes[0], step.step_seconds) for step in steps)
+    for peak, _ in runs[:: max(1, len(runs) // 4)]:
         tight = [(replace(free, capacity_bytes=peak * (1 + 1e-9)), None)]
-        found = found_of(SPEED, tight)
-        fastest = min(seconds for own, seconds in made if own <= peak)
-        assert found.best.peak_bytes <= peak * (1 + 1e-9)
-        assert found.bound <= fastest * (1 + 1e-9)
-        assert found.best.seconds <= fastest * 1.001
+        result = found_of(SPEED, tight)
+        fastest = min(seconds for held, seconds in runs if held <= peak)
+        assert result.best.peak_bytes <= peak * (1 + 1e-9)
+        assert result.bound <= fastest * (1 + 1e-9)
+        assert result.best.seconds <= fastest * 1.001
         leanest = found_of(MEMORY, tight)
-        assert leanest.bound <= made[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= made[0][0] * (1 + 1e-6)
+        assert leanest.bound <= runs[0][0] * (1 + 1e-9) and leanest.best.peak_bytes <= runs[0][0] * (1 + 1e-6)
 
 
 def test_that_none_fits_is_said_of_what_is_proven_alone() -> None:
@@ -207,15 +207,15 @@ def test_points_dealt_anew_fit_and_are_about_the_fastest_of_their_cuts(seed: int
     choice = ParallelConfig(stages, chunks, schedule, 1, 1, 1, 2 * stages, 0)
     free = StepProblem(choice, line, costs, (("all",), KEEPS, ("all",)), A100, FREE)
     every = [plan for plan in every_plan(free.stage_problem) if all(1 in line[p.first : p.stop] for p in plan.parts)]
-    made = sorted((max(simulate_step(free.step_costs(plan)).peak_bytes), plan.seconds, plan.parts) for plan in every)
-    for peak, _, parts in made[:: max(1, len(made) // 6)]:
+    runs = sorted((max(simulate_step(free.step_costs(plan)).peak_bytes), plan.seconds, plan.parts) for plan in every)
+    for peak, _, parts in runs[:: max(1, len(runs) // 6)]:
         tight = replace(free, capacity_bytes=peak * (1 + 1e-9))
         start = next(plan for plan in every if plan.parts == parts)
-        found = reassigned_points(tight, start)
-        assert found is not None
-        assert max(simulate_step(free.step_costs(found)).peak_bytes) <= tight.capacity_bytes
-        fastest = min(seconds for own, seconds, other in made if own <= peak and other == parts)
-        assert fastest * (1 - 1e-9) <= found.seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)
+        reassigned = reassigned_points(tight, start)
+        assert reassigned is not None
+        assert max(simulate_step(free.step_costs(reassigned)).peak_bytes) <= tight.capacity_bytes
+        fastest = min(seconds for held, seconds, other in runs if held <= peak and other == parts)
+        assert fastest * (1 - 1e-9) <= reassigned.seconds <= fastest * (1.03 if chunks > 1 else 1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", quick_at([3, 5, 6], 1))
@@ -223,39 +223,39 @@ def test_a_plan_that_alone_fits_as_it_is_simulated_is_found(seed: int) -> None:
     """A stage problem, which counts two chunks alike and work beside all that is kept, has no room for it."""
     free = problem(random.Random(f"tight {seed}"), 2)
     steps = (simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem))
-    made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
-    room = min(made)[0] * (1 + 1e-9)
-    own = replace(free, capacity_bytes=room)
-    assert (solve_stages(own.stage_problem) is None) == (seed == 3)
-    found = found_of(SPEED, [(own, None)])
-    assert found.best.peak_bytes <= room
-    assert found.best.seconds == pytest.approx(min(seconds for peak, seconds in made if peak <= room))
+    runs = [(max(step.peak_bytes), step.step_seconds) for step in steps]
+    room = min(runs)[0] * (1 + 1e-9)
+    tight = replace(free, capacity_bytes=room)
+    assert (solve_stages(tight.stage_problem) is None) == (seed == 3)
+    result = found_of(SPEED, [(tight, None)])
+    assert result.best.peak_bytes <= room
+    assert result.best.seconds == pytest.approx(min(seconds for peak, seconds in runs if peak <= room))
 
 
 def fastest_of_a_share(seed: int, chunks: int, share: float) -> tuple[float, JointResult]:
     """The fastest step that fits between what the leanest plan holds and what the fastest does, and what is found."""
     free = problem(random.Random(f"tight {seed}"), chunks)
     steps = (simulate_step(free.step_costs(plan)) for plan in every_plan(free.stage_problem))
-    made = [(max(step.peak_bytes), step.step_seconds) for step in steps]
-    least, enough = min(made)[0], min(made, key=lambda own: own[1])[0]
+    runs = [(max(step.peak_bytes), step.step_seconds) for step in steps]
+    least, enough = min(runs)[0], min(runs, key=lambda run: run[1])[0]
     room = (least + share * (enough - least)) * (1 + 1e-9)
-    found = found_of(SPEED, [(replace(free, capacity_bytes=room), None)])
-    assert found.best.peak_bytes <= room
-    return min(seconds for peak, seconds in made if peak <= room), found
+    result = found_of(SPEED, [(replace(free, capacity_bytes=room), None)])
+    assert result.best.peak_bytes <= room
+    return min(seconds for peak, seconds in runs if peak <= room), result
 
 
 @pytest.mark.parametrize(("seed", "chunks", "share"), quick_at([(18, 1, 0.6), (1, 2, 0.6), (20, 3, 0.6)], 2))
 def test_a_plan_that_fits_after_all_ends_no_search_for_a_faster_one(seed: int, chunks: int, share: float) -> None:
     """Points dealt anew may fit, slower, where stages cut with less room hold faster ones."""
-    fastest, found = fastest_of_a_share(seed, chunks, share)
-    assert found.best.seconds <= fastest * (1 + 1e-9)
+    fastest, result = fastest_of_a_share(seed, chunks, share)
+    assert result.best.seconds <= fastest * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("seed", "chunks", "share"), quick_at([(6, 1, 0.25), (14, 2, 0.25), (9, 2, 0.5)], 1))
 def test_a_plan_that_its_closed_form_has_for_a_slower_one_is_found(seed: int, chunks: int, share: float) -> None:
     """The form is exact for equal stages alone; other cuts, or points in other chunks, were up to a tenth faster."""
-    fastest, found = fastest_of_a_share(seed, chunks, share)
-    assert found.best.seconds <= fastest * (1 + 1e-9)
+    fastest, result = fastest_of_a_share(seed, chunks, share)
+    assert result.best.seconds <= fastest * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [0, 11, 37])
@@ -265,9 +265,9 @@ def test_blocks_go_to_other_stages_where_that_makes_the_simulated_step_faster(se
     costs = tuple(block(draw, 1e8) for _ in range(3))
     choice = ParallelConfig(3, 1, "1f1b", 1, 1, 1, 4, 0)
     free = StepProblem(choice, (0, 1, 1, 1, 1, 2), costs, (("all",),) * 3, A100, FREE)
-    found = found_of(SPEED, [(free, None)])
+    result = found_of(SPEED, [(free, None)])
     every = [simulate_step(free.step_costs(plan)).step_seconds for plan in every_plan(free.stage_problem)]
-    assert found.best.seconds <= min(every) * (1 + 1e-9)
+    assert result.best.seconds <= min(every) * (1 + 1e-9)
 
 
 def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
@@ -276,9 +276,9 @@ def test_near_a_plan_of_one_stage_are_faster_ones() -> None:
     choice = ParallelConfig(1, 1, "1f1b", 1, 1, 1, 3, 0)
     free = StepProblem(choice, (0, 1, 1, 2), tuple(block(draw, 1e8) for _ in range(3)), (KEEPS,) * 3, A100, FREE)
     every = [(simulate_step(free.step_costs(plan)), plan) for plan in every_plan(free.stage_problem)]
-    slowest, plan = max(every, key=lambda own: own[0].step_seconds)
-    made = StepLocalSearch().best(SolvedStep(free, None, plan, slowest))
-    assert made.seconds == pytest.approx(min(own.step_seconds for own, _ in every))
+    slowest, plan = max(every, key=lambda pair: pair[0].step_seconds)
+    improved = StepLocalSearch().best(SolvedStep(free, None, plan, slowest))
+    assert improved.seconds == pytest.approx(min(step.step_seconds for step, _ in every))
 
 
 @pytest.mark.parametrize(("seed", "chunks"), quick_at([(2, 1), (20, 1), (3, 2), (14, 3)], 0, 1))
@@ -287,17 +287,17 @@ def test_the_least_memory_is_found_where_only_the_simulated_step_has_room(seed: 
     free = problem(random.Random(f"tight {seed}"), chunks)
     peaks = (max(simulate_step(free.step_costs(plan)).peak_bytes) for plan in every_plan(free.stage_problem))
     room = min(peaks) * (1 + 1e-9)
-    found = found_of(MEMORY, [(replace(free, capacity_bytes=room), None)])
-    assert found.bound <= found.best.peak_bytes <= room
+    result = found_of(MEMORY, [(replace(free, capacity_bytes=room), None)])
+    assert result.bound <= result.best.peak_bytes <= room
 
 
 def test_only_the_last_stage_may_hold_the_last_block() -> None:
     """What early stages could hold as well is left to the others: it was said that nothing fits."""
     small, large = (
-        Front(np.ones(1), np.ones(1), np.full(1, kept), np.zeros(1), np.zeros(1), np.zeros(1)) for kept in (0.1, 4.0)
+        Front(np.ones(1), np.ones(1), np.full(1, size), np.zeros(1), np.zeros(1), np.zeros(1)) for size in (0.1, 4.0)
     )
-    own = StageProblem((small, large), (0, 0, 0, 0, 1), 3, 6, np.array([3.0, 2.0, 1.0]), np.full(3, 5.0))
-    assert is_possible(own)
-    found = solve_stages(own)
-    assert found is not None and found.seconds == min(plan.seconds for plan in every_plan(own))
-    assert not is_possible(replace(own, capacity_bytes=np.full(3, 3.0)))
+    problem = StageProblem((small, large), (0, 0, 0, 0, 1), 3, 6, np.array([3.0, 2.0, 1.0]), np.full(3, 5.0))
+    assert is_possible(problem)
+    best = solve_stages(problem)
+    assert best is not None and best.seconds == min(plan.seconds for plan in every_plan(problem))
+    assert not is_possible(replace(problem, capacity_bytes=np.full(3, 3.0)))

@@ -45,10 +45,10 @@ SCHEDULE = {1: "1f1b", 2: "interleaved"}
 
 
 def front(rng: np.random.Generator, points: int, tail: bool) -> Front:
-    forward, backward, kept, static, working = rng.uniform(0.2, 1.0, (5, points))
+    forward, backward, kept_bytes, static, working = rng.uniform(0.2, 1.0, (5, points))
     tails, share = rng.uniform(0, 3, points) * tail, rng.choice([0.0, 0.1, 0.4], points)
     late = rng.choice([0.0, rng.uniform(0, 3)])
-    return Front(forward, 2 * backward, kept, static, tails, share * working, rng.choice([0.0, 0.7]), late)
+    return Front(forward, 2 * backward, kept_bytes, static, tails, share * working, rng.choice([0.0, 0.7]), late)
 
 
 def live(stages: int, micro_batches: int, chunks: int) -> np.ndarray:
@@ -76,30 +76,32 @@ def problems(draw: st.DrawFn) -> StageProblem:
     send = draw(st.sampled_from([0.0, 0.3]))
     held = live(stages, micro_batches, chunks)
     beside = draw(st.sampled_from([0.0, 0.2, 1.0]))
-    own = StageProblem(fronts, line, stages, micro_batches, held, room, chunks, send, allowed)
+    problem = StageProblem(fronts, line, stages, micro_batches, held, room, chunks, send, allowed)
     if chunks == 1 and draw(st.booleans()):
         kinds = (fronts, tuple(slower(rng, front) for front in fronts))
         by_stage = tuple(kinds[int(rng.integers(2))] for _ in range(stages))
-        own = replace(own, fronts=tuple(map(least, *by_stage)) if stages > 1 else by_stage[0], stage_fronts=by_stage)
-    return replace(own, late_beside=beside)
+        problem = replace(
+            problem, fronts=tuple(map(least, *by_stage)) if stages > 1 else by_stage[0], stage_fronts=by_stage
+        )
+    return replace(problem, late_beside=beside)
 
 
-def slower(rng: np.random.Generator, own: Front) -> Front:
+def slower(rng: np.random.Generator, front: Front) -> Front:
     """The block on devices of another kind, slower or faster."""
-    return replace(own, **{name: getattr(own, name) * rng.uniform(0.5, 3.0) for name in vars(own)})
+    return replace(front, **{name: getattr(front, name) * rng.uniform(0.5, 3.0) for name in vars(front)})
 
 
 def least(*fronts: Front) -> Front:
-    return Front(**{name: np.minimum.reduce([getattr(own, name) for own in fronts]) for name in vars(fronts[0])})
+    return Front(**{name: np.minimum.reduce([getattr(front, name) for front in fronts]) for name in vars(fronts[0])})
 
 
 def left_late(problem: StageProblem, plan: StagePlan, stage: int) -> float:
     """What a stage's late collectives take after its last backward, one by one."""
     (part,) = (part for part in plan.parts if (part.stage, part.chunk) == (stage, 0))
     fronts = problem.of_stage(stage)
-    own = [(fronts[problem.line[k]], plan.points[k]) for k in range(part.first, part.stop)]
-    late = [front.late_seconds for front, _ in own]
-    exposed = exposed_seconds([f.backward_seconds[p] for f, p in own], [0.0] * len(own), late)
+    chosen = [(fronts[problem.line[k]], plan.points[k]) for k in range(part.first, part.stop)]
+    late = [front.late_seconds for front, _ in chosen]
+    exposed = exposed_seconds([f.backward_seconds[p] for f, p in chosen], [0.0] * len(chosen), late)
     return exposed + problem.late_beside * (sum(late) - exposed)
 
 
@@ -112,8 +114,8 @@ def simulated(problem: StageProblem, plan: StagePlan, orders: list[list[Slot]] |
         for kind, gives in (("F", number < last), ("B", number > 0)):
             total = problem.send_seconds * gives
             for k in range(part.first, part.stop):
-                own = problem.of_stage(part.stage)[problem.line[k]]
-                total += (own.forward_seconds if kind == "F" else own.backward_seconds)[plan.points[k]]
+                base = problem.of_stage(part.stage)[problem.line[k]]
+                total += (base.forward_seconds if kind == "F" else base.backward_seconds)[plan.points[k]]
             seconds[part.stage, part.chunk, kind] = total
         once[part.stage, part.chunk] = sum(
             problem.of_stage(part.stage)[problem.line[k]].first_seconds for k in range(part.first, part.stop)
@@ -124,8 +126,8 @@ def simulated(problem: StageProblem, plan: StagePlan, orders: list[list[Slot]] |
         return seconds[stage, slot.chunk, slot.kind] + begun
 
     schedule = SCHEDULES[SCHEDULE[problem.chunks]]
-    own = [schedule(s, problem.stages, problem.micro_batches, problem.chunks) for s in range(problem.stages)]
-    placed = run_pipeline(orders or own, slot_seconds, lambda a, b: 0.0)
+    base = [schedule(s, problem.stages, problem.micro_batches, problem.chunks) for s in range(problem.stages)]
+    placed = run_pipeline(orders or base, slot_seconds, lambda a, b: 0.0)
     late = [left_late(problem, plan, stage) for stage in range(problem.stages)]
     tails = stage_seconds(problem, plan.parts, plan.points)[2] + late
     return float((np.array(ends(placed, problem.stages)) + tails).max())
@@ -134,17 +136,17 @@ def simulated(problem: StageProblem, plan: StagePlan, orders: list[list[Slot]] |
 @settings(max_examples=80, deadline=None)
 @given(problems())
 def test_the_best_plan_and_both_bounds_are_those_of_brute_force(problem: StageProblem) -> None:
-    found, every = solve_stages(problem), list(every_plan(problem))
+    best, every = solve_stages(problem), list(every_plan(problem))
     if not every:
-        assert found is None
+        assert best is None
         return
-    assert found is not None
+    assert best is not None
     least, room = min(plan.seconds for plan in every), RoomBound(problem)
     assert room.form_seconds <= least * (1 + 1e-9)
-    assert found.seconds == pytest.approx(least)
-    assert (bytes_of(problem, found.parts, found.points) <= problem.capacity_bytes * (1 + 1e-9)).all()
+    assert best.seconds == pytest.approx(least)
+    assert (bytes_of(problem, best.parts, best.points) <= problem.capacity_bytes * (1 + 1e-9)).all()
     steps = [simulated(problem, plan) for plan in every]
-    known = found.seconds + problem.first_seconds[-1]
+    known = best.seconds + problem.first_seconds[-1]
     proved = certificate(problem, 1.05 * known)
     assert max(proved, room.step_seconds) <= min(steps) * (1 + 1e-9)
     for plan, step in zip(every, steps, strict=True):
@@ -168,10 +170,10 @@ def in_any_order(problem: StageProblem, plan: StagePlan) -> float:
     points = plan.points
     choices = []
     for part in plan.parts:
-        own = [(problem.fronts[problem.line[k]], points[k]) for k in range(part.first, part.stop)]
-        room = problem.capacity_bytes[part.stage] - sum(f.static_bytes[p] for f, p in own)
-        room = (room - max(f.working_bytes[p] for f, p in own)) * (1 + 1e-12)
-        choices.append(list(patterns(problem.micro_batches, int(room / sum(f.kept_bytes[p] for f, p in own)))))
+        chosen = [(problem.fronts[problem.line[k]], points[k]) for k in range(part.first, part.stop)]
+        room = problem.capacity_bytes[part.stage] - sum(f.static_bytes[p] for f, p in chosen)
+        room = (room - max(f.working_bytes[p] for f, p in chosen)) * (1 + 1e-12)
+        choices.append(list(patterns(problem.micro_batches, int(room / sum(f.kept_bytes[p] for f, p in chosen)))))
     least = np.inf
     for orders in itertools.product(*choices):
         slots = []
@@ -188,11 +190,11 @@ def in_any_order(problem: StageProblem, plan: StagePlan) -> float:
 def test_no_order_that_fits_the_memory_beats_the_certificate(problem: StageProblem) -> None:
     """Every order of a few micro-batches, of the plans that may be fastest."""
     count = 4 if problem.stages < 3 else 3
-    own = replace(problem, micro_batches=count, live=live(problem.stages, count, 1), chunks=1)
-    found = solve_stages(own)
-    if found is not None:
-        plans = sorted(every_plan(own), key=lambda plan: any_order_bound(own, plan.parts, plan.points))
-        assert solve_bound(own) <= min(in_any_order(own, plan) for plan in plans[:5]) * (1 + 1e-9)
+    small = replace(problem, micro_batches=count, live=live(problem.stages, count, 1), chunks=1)
+    best = solve_stages(small)
+    if best is not None:
+        plans = sorted(every_plan(small), key=lambda plan: any_order_bound(small, plan.parts, plan.points))
+        assert solve_bound(small) <= min(in_any_order(small, plan) for plan in plans[:5]) * (1 + 1e-9)
 
 
 def test_stages_that_hold_no_more_than_1f1b_needs_wait_as_long_as_it_does() -> None:
@@ -201,9 +203,9 @@ def test_stages_that_hold_no_more_than_1f1b_needs_wait_as_long_as_it_does() -> N
     one = np.ones(1)
     block = Front(one, 2 * one, one, 0 * one, 0 * one, 0 * one)
     tight = StageProblem((block,), (0,) * 4, 2, 4, live(2, 4, 1), np.array([4.0, 2.0]))
-    found = solve_stages(tight)
-    assert found is not None
-    assert solve_bound(tight) == pytest.approx(in_any_order(tight, found)) == pytest.approx(5 * 6)
+    best = solve_stages(tight)
+    assert best is not None
+    assert solve_bound(tight) == pytest.approx(in_any_order(tight, best)) == pytest.approx(5 * 6)
     line = replace(tight, line=(0,) * 240, stages=4, micro_batches=32, live=live(4, 32, 1))
     even = solve_bound(replace(line, capacity_bytes=60 * line.live))
     free = solve_bound(replace(line, capacity_bytes=np.full(4, 1e9)))
@@ -211,9 +213,9 @@ def test_stages_that_hold_no_more_than_1f1b_needs_wait_as_long_as_it_does() -> N
 
 
 def solve_bound(problem: StageProblem) -> float:
-    found = solve_stages(problem)
-    assert found is not None
-    return certificate(problem, 1.05 * (found.seconds + float(problem.first_seconds[-1])))
+    best = solve_stages(problem)
+    assert best is not None
+    return certificate(problem, 1.05 * (best.seconds + float(problem.first_seconds[-1])))
 
 
 def test_the_closed_form_is_the_step_of_equal_stages() -> None:
@@ -221,19 +223,19 @@ def test_the_closed_form_is_the_step_of_equal_stages() -> None:
     block = Front(one, 2 * one, one, one, 0 * one, 0 * one)
     for chunks in (1, 2):
         problem = StageProblem((block,), (0,) * 8, 4, 8, live(4, 8, chunks), np.full(4, 1e9), chunks)
-        found = solve_stages(problem)
-        assert found is not None
-        assert simulated(problem, found) == pytest.approx(found.seconds)
-        assert [part.stage for part in found.parts] == list(range(4)) * chunks
+        best = solve_stages(problem)
+        assert best is not None
+        assert simulated(problem, best) == pytest.approx(best.seconds)
+        assert [part.stage for part in best.parts] == list(range(4)) * chunks
 
 
 def test_a_stage_with_less_room_takes_fewer_blocks_or_leaner_points() -> None:
-    kept, nothing = np.array([1.0, 0.1]), np.zeros(2)
-    block = Front(np.ones(2), np.array([2.0, 3.0]), kept, nothing, nothing, nothing)
+    kept_bytes, nothing = np.array([1.0, 0.1]), np.zeros(2)
+    block = Front(np.ones(2), np.array([2.0, 3.0]), kept_bytes, nothing, nothing, nothing)
     problem = StageProblem((block,), (0,) * 8, 2, 8, np.array([2.0, 1.0]), np.full(2, 4.0))
-    found = solve_stages(problem)
-    assert found is not None
-    first, second = (plan_points(found, stage) for stage in (0, 1))
+    best = solve_stages(problem)
+    assert best is not None
+    first, second = (plan_points(best, stage) for stage in (0, 1))
     assert len(first) + len(second) == 8 and sum(first) > sum(second) == 0  # the first holds two micro-batches
 
 
@@ -284,9 +286,9 @@ def test_of_two_chunks_the_first_one_is_lean_for_most_of_it_is_in_flight() -> No
     nothing = np.zeros(2)
     block = Front(np.ones(2), np.array([2.0, 3.0]), np.array([1.0, 0.2]), nothing, nothing, nothing)
     problem = StageProblem((block,), (0,) * 8, 2, 8, np.array([2.5, 1.5]), np.array([8.5, 99.0]), 2)
-    found = solve_stages(problem)
-    assert found is not None
-    chunks = {part.chunk: found.points[part.first : part.stop] for part in found.parts if part.stage == 0}
+    best = solve_stages(problem)
+    assert best is not None
+    chunks = {part.chunk: best.points[part.first : part.stop] for part in best.parts if part.stage == 0}
     assert sorted(chunks[0]) == [0, 1] and chunks[1] == (0, 0)
 
 
@@ -316,17 +318,17 @@ def test_embedding_and_head_count_as_a_layer(layers: int, parts: int, own: tuple
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_no_layer_is_lost_and_no_part_is_empty(layers: int, parts: int) -> None:
     parts = min(layers, parts)
-    found = balanced(layers, parts)
-    assert len(found) == parts and sum(found) == layers and min(found) >= 1
-    whole = [count + (i == 0) + (i == parts - 1) for i, count in enumerate(found)]
+    counts = balanced(layers, parts)
+    assert len(counts) == parts and sum(counts) == layers and min(counts) >= 1
+    whole = [count + (i == 0) + (i == parts - 1) for i, count in enumerate(counts)]
     assert layers % parts == 0 or max(whole) - min(whole) <= 2
 
 
 def test_the_fullest_stage_sets_the_pace() -> None:
     """With many micro-batches a step is the slots of the slowest stage; layers given as they would be are no change."""
     run = replace(EVEN, batch=256)
-    even, given = (estimate(MODEL, r, A100, Host()) for r in (run, replace(run, stage_layers=(2, 2, 2, 2))))
-    assert (even.step_seconds, even.memory) == (given.step_seconds, given.memory)
+    even, explicit = (estimate(MODEL, r, A100, Host()) for r in (run, replace(run, stage_layers=(2, 2, 2, 2))))
+    assert (even.step_seconds, even.memory) == (explicit.step_seconds, explicit.memory)
     layer = pieces(build(MODEL, run, A100), A100).layer
     each = layer.forward_seconds + layer.backward_seconds
     wide = estimate(MODEL, replace(run, stage_layers=(1, 5, 1, 1)), A100, Host())
@@ -360,7 +362,7 @@ def test_the_command_takes_and_shows_them(capsys: pytest.CaptureFixture[str]) ->
 def test_the_printed_plan_lists_its_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "model.graph.json"
     saved.write_text(dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
-    asked = [
+    args = [
         "plan",
         str(saved),
         "--mesh",
@@ -372,9 +374,9 @@ def test_the_printed_plan_lists_its_stages(tmp_path: Path, capsys: pytest.Captur
         "--micro-batches",
         "4",
     ]
-    assert main([*asked, "--out", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().out
-    rows = told[told.index("stage  modules") :].splitlines()
+    assert main([*args, "--out", str(tmp_path / "out")]) == 0
+    output = capsys.readouterr().out
+    rows = output[output.index("stage  modules") :].splitlines()
     assert "backward" in rows[0] and any(row.startswith("0      the start") for row in rows)
     assert any(row.startswith("1 ") for row in rows)
-    assert told.index("bubble") > told.index("stage  modules") and "one stage: all below" not in told
+    assert output.index("bubble") > output.index("stage  modules") and "one stage: all below" not in output

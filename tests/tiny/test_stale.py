@@ -98,11 +98,11 @@ def test_figures_of_other_costs_are_made_again(old: Plan) -> None:
 
 def test_a_timeline_of_compiled_blocks_is_not_laid_beside_eager_ones_unsaid(old: Plan) -> None:
     compiled = simulate_plan(old, GRAPH, HARDWARE, compiled=True).timeline
-    told = plan_summary.timeline_summary(compiled, old, GRAPH, compiled=True)
-    assert "note: with eager blocks the predicted step is" in told and "simulated again" not in told
-    again = replace(old, step=replace(old.step, predicted_seconds=1.0))
-    told = plan_summary.timeline_summary(compiled, again, GRAPH, compiled=True)
-    assert "the step of all of eager blocks takes 1 s" in told
+    text = plan_summary.timeline_summary(compiled, old, GRAPH, compiled=True)
+    assert "note: with eager blocks the predicted step is" in text and "simulated again" not in text
+    changed = replace(old, step=replace(old.step, predicted_seconds=1.0))
+    text = plan_summary.timeline_summary(compiled, changed, GRAPH, compiled=True)
+    assert "the step of all of eager blocks takes 1 s" in text
 
 
 def test_a_profile_that_has_changed_since_is_told(old: Plan) -> None:

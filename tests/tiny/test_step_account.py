@@ -67,20 +67,22 @@ def test_a_split_is_what_each_moment_is(spans: list[tuple[str, int, int, str]], 
         Event("", stream, min(a, b), abs(a - b), "forward", 0, "", "", collective="" if stream == COMPUTE else kind)
         for stream, a, b, kind in spans
     ]
-    found = split(events, start, end)
-    assert math.fsum(found.values()) == pytest.approx(end - start) and min(found.values()) >= 0
+    seconds = split(events, start, end)
+    assert math.fsum(seconds.values()) == pytest.approx(end - start) and min(seconds.values()) >= 0
     at = [
         [e for e in events if e.start_seconds <= moment and e.end_seconds >= moment + 1] for moment in range(start, end)
     ]
-    computing = sum(any(e.stream == COMPUTE for e in own) for own in at)
-    assert found.get("forward", 0) == computing
-    assert found[OTHER] == sum(not own for own in at)
+    computing = sum(any(e.stream == COMPUTE for e in active) for active in at)
+    assert seconds.get("forward", 0) == computing
+    assert seconds[OTHER] == sum(not active for active in at)
     for kind in ("all-reduce", "all-gather"):
         only = [
-            {e.collective.replace("_", "-") for e in own} for own in at if not any(e.stream == COMPUTE for e in own)
+            {e.collective.replace("_", "-") for e in active}
+            for active in at
+            if not any(e.stream == COMPUTE for e in active)
         ]
-        least, most = sum(own == {kind} for own in only), sum(kind in own for own in only)
-        assert least <= found.get(kind, 0) <= most
+        least, most = sum(kinds == {kind} for kinds in only), sum(kind in kinds for kinds in only)
+        assert least <= seconds.get(kind, 0) <= most
 
 
 @settings(max_examples=12, deadline=None)
@@ -98,10 +100,10 @@ def test_the_parts_of_every_stage_add_up_to_the_step(
     stages, chunks, schedule = cut
     plan = random_plan(PlanningContext(graph(), Mesh.parse("dp=2,tp=2"), HARDWARE), seed)
     staged = {"stages": stages, "virtual_stages": chunks, "schedule": schedule} if stages > 1 else {}
-    made = built(plan, StepRequest(micro_batches=stages * groups, recompute=recompute, **staged))
-    account, timeline = made.step.account, made.step.timeline
-    assert account.step_seconds == pytest.approx(made.plan.step_seconds, rel=1e-12)
-    assert account.peak_bytes == pytest.approx(made.plan.step_peak_bytes)
+    simulated = built(plan, StepRequest(micro_batches=stages * groups, recompute=recompute, **staged))
+    account, timeline = simulated.step.account, simulated.step.timeline
+    assert account.step_seconds == pytest.approx(simulated.plan.step_seconds, rel=1e-12)
+    assert account.peak_bytes == pytest.approx(simulated.plan.step_peak_bytes)
     for number, stage in enumerate((*account.stages, account.mean)):
         assert math.fsum(seconds for _, seconds in stage.parts) == pytest.approx(account.step_seconds, rel=1e-9)
         assert all(seconds > 0 for _, seconds in stage.parts)
@@ -111,23 +113,23 @@ def test_the_parts_of_every_stage_add_up_to_the_step(
             assert stage.seconds(BUBBLE) == pytest.approx(account.step_seconds - busy, abs=1e-9 * account.step_seconds)
     if timeline is not None and recompute == "full":
         assert account.mean.seconds("recompute") > 0
-    if made.step.operators is not None:
-        assert_shown(made)
+    if simulated.step.operators is not None:
+        assert_shown(simulated)
 
 
-def assert_shown(made: SimulatedPlan) -> None:
+def assert_shown(simulated: SimulatedPlan) -> None:
     """What the page draws, as its script reads it, ends with the step, and each stage's lanes add up to its account."""
-    assert made.step.operators is not None
-    account, drawn = made.step.account, step_series(made.step.operators, {})
+    assert simulated.step.operators is not None
+    account, drawn = simulated.step.account, step_series(simulated.step.operators, {})
     firsts = [sum(drawn["segments"][:n]) for n in range(len(drawn["segments"]))]
     begun = [start for first, size in zip(firsts, drawn["segments"], strict=True)
              for start in itertools.accumulate(drawn["start"][first : first + size])]  # fmt: skip
     ends = []
-    costs = made.step.operators.timeline.costs
-    for number, (own, stage) in enumerate(zip(account.stages, drawn["stages"], strict=True)):
+    costs = simulated.step.operators.timeline.costs
+    for number, (expected, stage) in enumerate(zip(account.stages, drawn["stages"], strict=True)):
         sent = sum(costs.sent_seconds(n) + costs.parts[n].receive_seconds * (n > 0)
                    for n in range(number, len(costs.parts), len(costs.stages)))  # fmt: skip
-        assert own.seconds("send-receive") >= sent * costs.micro_batches * (1 - 1e-9)
+        assert expected.seconds("send-receive") >= sent * costs.micro_batches * (1 - 1e-9)
         events = []
         for at, segment in zip(itertools.accumulate(stage["start"]), stage["segment"], strict=True):
             for n in range(firsts[segment], firsts[segment] + drawn["segments"][segment]):
@@ -136,52 +138,54 @@ def assert_shown(made: SimulatedPlan) -> None:
                 kind, time = KINDS.get(lane.split()[0], ""), (at + begun[n], drawn["duration"][n])
                 events.append(Event("", lane, *time, phase, 0, "", "", collective=kind))
         ends.append(max(event.end_seconds for event in events) * TICK_SECONDS)
-        found = split(events, 0, drawn["step"])
+        ticks = split(events, 0, drawn["step"])
         for kind in ("forward", "backward", "recompute", "optimizer"):
-            assert found.get(kind, 0) * TICK_SECONDS == pytest.approx(own.seconds(kind), rel=1e-4)
-        talks = sum(found.get(kind.replace("_", "-"), 0) for kind in set(KINDS.values())) * TICK_SECONDS
-        assert talks == pytest.approx(own.exposed_seconds, rel=1e-3)
-    assert max(ends) == pytest.approx(made.plan.step_seconds, rel=1e-6) == drawn["step"] * TICK_SECONDS
+            assert ticks.get(kind, 0) * TICK_SECONDS == pytest.approx(expected.seconds(kind), rel=1e-4)
+        talks = sum(ticks.get(kind.replace("_", "-"), 0) for kind in set(KINDS.values())) * TICK_SECONDS
+        assert talks == pytest.approx(expected.exposed_seconds, rel=1e-3)
+    assert max(ends) == pytest.approx(simulated.plan.step_seconds, rel=1e-6) == drawn["step"] * TICK_SECONDS
 
 
 @pytest.mark.parametrize("chunks", quick_at([1, 2], 1))
 def test_weights_that_are_gathered_once_a_step_are_shown(chunks: int) -> None:
     request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
     plan = with_step(search(graph(), HARDWARE, SearchRequest(Mesh.parse("dp=4"), strategy="fsdp")), graph(), request)
-    made = simulate_plan(predicted(replace(plan, step=replace(plan.step, zero=1)), graph()), graph(), HARDWARE)
-    names = {event.name for own in made.step.operators.segments for event in own.events}
+    simulated = simulate_plan(predicted(replace(plan, step=replace(plan.step, zero=1)), graph()), graph(), HARDWARE)
+    names = {event.name for segment in simulated.step.operators.segments for event in segment.events}
     assert "copy weights that were gathered ahead" in names
     assert ("gather weights, once a step" in names) == (chunks > 1)
-    assert_shown(made)
+    assert_shown(simulated)
 
 
 @pytest.mark.parametrize("chunks", quick_at([1, 2], 1))
 def test_one_step_and_one_memory_stand_everywhere(chunks: int) -> None:
     request = StepRequest(micro_batches=4, stages=2, virtual_stages=chunks if chunks > 1 else None)
-    made = built(searched(), request)
-    styles = style_plans(made.plan, graph(), HARDWARE)
-    seconds, size = format_seconds(made.plan.step_seconds), format_bytes(made.plan.step_peak_bytes)
-    text = summary(made.plan, graph(), styles, 100, made.timeline, made.step)
-    page = package_files.report_text(made, ReportExtras(styles))
-    for own in (text, page):
-        assert seconds in own and size in own
-        for words in ("bubble", "exposed all-reduce" if own is page else "exposed", "optimizer"):
-            assert words in own
-        assert "in the mean" not in own and format_bytes(made.timeline.peak_bytes) not in own
-    told = as_dict(made.plan, graph(), made.step.account)
-    assert told["predicted_seconds"] == told["account"]["step_seconds"] == made.plan.step_seconds
-    assert told["predicted_peak_bytes"] == told["account"]["peak_bytes"]
-    trace = json.loads(package_files.package_files(made)["timeline.json"])
-    assert trace["otherData"] == json.loads(json.dumps(told["account"]))
+    simulated = built(searched(), request)
+    styles = style_plans(simulated.plan, graph(), HARDWARE)
+    seconds, size = format_seconds(simulated.plan.step_seconds), format_bytes(simulated.plan.step_peak_bytes)
+    text = summary(simulated.plan, graph(), styles, 100, simulated.timeline, simulated.step)
+    page = package_files.report_text(simulated, ReportExtras(styles))
+    for shown in (text, page):
+        assert seconds in shown and size in shown
+        for words in ("bubble", "exposed all-reduce" if shown is page else "exposed", "optimizer"):
+            assert words in shown
+        assert "in the mean" not in shown and format_bytes(simulated.timeline.peak_bytes) not in shown
+    fields = as_dict(simulated.plan, graph(), simulated.step.account)
+    assert fields["predicted_seconds"] == fields["account"]["step_seconds"] == simulated.plan.step_seconds
+    assert fields["predicted_peak_bytes"] == fields["account"]["peak_bytes"]
+    trace = json.loads(package_files.package_files(simulated)["timeline.json"])
+    assert trace["otherData"] == json.loads(json.dumps(fields["account"]))
     named = {(e["pid"], e["args"]["name"]) for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    lanes = made.step.operators.lanes()
+    lanes = simulated.step.operators.lanes()
     assert {"compute", "sends"} < {*lanes} and any(lane.startswith("reductions") for lane in lanes)
     assert named == {(stage, lane) for stage in range(2) for lane in (SLOTS, *lanes)}
     sending = 1 + lanes.index("sends")
     sends = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == sending]
-    assert sends and sum(e["dur"] for e in sends) / 2e6 == pytest.approx(made.step.account.mean.seconds("send-receive"))
+    assert sends and sum(e["dur"] for e in sends) / 2e6 == pytest.approx(
+        simulated.step.account.mean.seconds("send-receive")
+    )
     ends = max(e["ts"] + e["dur"] for e in trace["traceEvents"] if e["ph"] == "X")
-    assert ends == pytest.approx(1e6 * made.plan.step_seconds)
+    assert ends == pytest.approx(1e6 * simulated.plan.step_seconds)
 
 
 @pytest.mark.slow
@@ -189,19 +193,19 @@ def test_known_styles_are_of_the_same_step() -> None:
     """Each as if it had been asked for with these stages and micro-batches."""
     request = StepRequest(micro_batches=4, stages=2)
     plan = built(searched(), request).plan
-    found = {style.name: style for style in style_plans(plan, graph(), HARDWARE)}
+    styles = {style.name: style for style in style_plans(plan, graph(), HARDWARE)}
     for name, strategy in (("data parallel", "dp"), ("Megatron", "megatron")):
         alone = search(graph(), HARDWARE, SearchRequest(plan.mesh, strategy=strategy, step=request))
-        own = predicted(replace(alone, step=plan.step), graph())
-        assert found[name].predicted_seconds == pytest.approx(own.step_seconds, rel=0.02)
-        assert found[name].predicted_peak_bytes == pytest.approx(own.step_peak_bytes, rel=0.1)
+        expected = predicted(replace(alone, step=plan.step), graph())
+        assert styles[name].predicted_seconds == pytest.approx(expected.step_seconds, rel=0.02)
+        assert styles[name].predicted_peak_bytes == pytest.approx(expected.step_peak_bytes, rel=0.1)
 
 
 def test_a_step_of_one_micro_batch_has_one_stage() -> None:
-    made = simulate_plan(searched(), graph(), HARDWARE)
-    account = made.step.account
-    assert made.step.timeline is None and len(account.stages) == 1
-    assert account.step_seconds == made.timeline.step_seconds == searched().predicted_seconds
+    simulated = simulate_plan(searched(), graph(), HARDWARE)
+    account = simulated.step.account
+    assert simulated.step.timeline is None and len(account.stages) == 1
+    assert account.step_seconds == simulated.timeline.step_seconds == searched().predicted_seconds
     assert sum(map(account.mean.seconds, COMPUTED)) == pytest.approx(
-        made.timeline.busy(COMPUTE) - account.mean.seconds("optimizer"), rel=1e-6
+        simulated.timeline.busy(COMPUTE) - account.mean.seconds("optimizer"), rel=1e-6
     )

@@ -19,9 +19,9 @@ SPENT = {"matmul": 1.0, "collective": 0.2}
 
 def test_a_kind_that_was_measured_has_its_own_band() -> None:
     """It says of how many steps and releases it is, of two at least."""
-    own = {kind: band for kind, band in bands().items() if not band.neighbours}
-    assert own
-    for kind, known in own.items():
+    measured = {kind: band for kind, band in bands().items() if not band.neighbours}
+    assert measured
+    for kind, known in measured.items():
         band = whole_step_band(A100, SPENT, "bfloat16", kind)
         assert (band.error, band.steps, band.releases) == (known.error, known.steps, known.releases)
         assert known.releases >= 2 and known.steps >= known.releases
@@ -66,20 +66,20 @@ def test_one_release_makes_no_band() -> None:
 def test_neighbours_stand_in() -> None:
     """The same software on other devices, then other software on the same; else none."""
     there = replace(KIND, generation="hopper")
-    found = [*cases(KIND, "one", *[0.1] * 8), *cases(there, "two", *[0.2] * 8)]
-    bands = step_bands.made(found)
+    samples = [*cases(KIND, "one", *[0.1] * 8), *cases(there, "two", *[0.2] * 8)]
+    bands = step_bands.made(samples)
     assert KIND not in bands and nearest(bands, KIND) == nearest(bands, there) == step_bands.MadeBand(0.2, 16, 2)
     other = replace(KIND, software="megatron")
     assert nearest(bands, other) is None
-    more = step_bands.made([*found, *cases(other, "three", *[0.4] * 8)])
+    more = step_bands.made([*samples, *cases(other, "three", *[0.4] * 8)])
     assert nearest(more, other) == step_bands.MadeBand(0.4, 16, 2)  # of one generation
     assert nearest(more, replace(KIND, generation="")) is None  # a device that nobody measured
 
 
 def test_a_band_is_judged_on_releases_that_it_was_not_made_from() -> None:
     """By hand: each of three releases by the wider of the two others."""
-    found = [*cases(KIND, "a", *[0.1] * 8), *cases(KIND, "b", *[-0.2] * 8), *cases(KIND, "c", *[0.3] * 8)]
-    (one,) = step_bands.judged(found)
+    samples = [*cases(KIND, "a", *[0.1] * 8), *cases(KIND, "b", *[-0.2] * 8), *cases(KIND, "c", *[0.3] * 8)]
+    (one,) = step_bands.judged(samples)
     assert (one.steps, one.releases, one.alone) == (24, 3, 0)
     assert one.inside == pytest.approx(2 / 3) and not one.keeps_its_word  # c's lie outside 20 %
     assert one.width == pytest.approx((0.3 + 0.3 + 0.2) / 3) and one.mean_error == pytest.approx(0.2)

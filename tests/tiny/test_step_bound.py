@@ -128,8 +128,8 @@ def without_loss() -> Graph:
     """Views come last: the host issues them after the last that the device does."""
     graph = mlp_graph(layers=2)
     graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(graph.ops[-2].results[0],))
-    kept = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
-    return with_views(replace(graph, tensors=kept, inputs=("x",)), graph.outputs[0], 20)
+    tensors = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
+    return with_views(replace(graph, tensors=tensors, inputs=("x",)), graph.outputs[0], 20)
 
 
 def input_views(trainable: bool) -> Graph:
@@ -184,8 +184,8 @@ def test_without_a_loss_no_gradients_are_summed(mesh: str) -> None:
     """Its values are marked as those of a training step: nothing but the forward runs."""
     graph = mlp_graph(layers=2, batch=64, hidden=2048)
     last = graph.ops[-2].results[0]
-    kept = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
-    graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(last,), tensors=kept, inputs=("x",))
+    tensors = tuple(t for t in graph.tensors if t.name not in ("loss", "y"))
+    graph = replace(graph, loss=None, ops=graph.ops[:-1], outputs=(last,), tensors=tensors, inputs=("x",))
     formulation = formulate(PlanningContext(graph, Mesh.parse(mesh), load_hardware("h100-80g-sxm")))
     resources = step_resources(formulation)
     best = StepSearch(formulation).first()
@@ -194,11 +194,11 @@ def test_without_a_loss_no_gradients_are_summed(mesh: str) -> None:
     assert all(not resources.least_used(choice)[len(resources.names) :].any() for choice in some)
 
 
-def in_a_row(tables: ResourceTables, found: Floats, v: int, count: int, again: bool) -> Floats:
+def in_a_row(tables: ResourceTables, table: Floats, v: int, count: int, regathered: bool) -> Floats:
     for (phase, axes), seconds in tables.ways.parts(v).seconds.items():
-        found[tables._rows(axes, phase != "forward")] += seconds / count
-        found[tables._row(IN_ROW, phase != "forward")] += seconds / count
-    return found
+        table[tables._rows(axes, phase != "forward")] += seconds / count
+        table[tables._row(IN_ROW, phase != "forward")] += seconds / count
+    return table
 
 
 def test_that_it_could_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_that_it_could_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_that_early_reductions_could_make_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums of inputs' gradients, counted as if no weight product stood beside them, are above the step."""
     beside = ResourceTables._beside
-    monkeypatch.setattr(ResourceTables, "_beside", lambda own, v: 0 * beside(own, v))
+    monkeypatch.setattr(ResourceTables, "_beside", lambda tables, v: 0 * beside(tables, v))
     formulation = made("dp=2,tp=2", *SIZES[1], 16)
     best = StepSearch(formulation).first()
     assert best is not None and all_hold(step_resources(formulation), formulation, best) > 1
@@ -225,15 +225,15 @@ def test_the_bound_is_below_every_step_and_the_means_below_their_least_plan(mesh
     search = StepSearch(formulation)
     best = search.first()
     assert best is not None
-    found = search.bound([best])
+    bound = search.bound([best])
     resources = search.leading
-    assert 0 < found.seconds <= min(step_seconds(formulation, choice) for choice in plans(formulation, best))
-    for weights, least in found.tried:
+    assert 0 < bound.seconds <= min(step_seconds(formulation, choice) for choice in plans(formulation, best))
+    for weights, least in bound.tried:
         assert weights.min() >= 0 and weights.sum() == pytest.approx(2.0)
-        own = weights @ resources.least_used(least)
+        lowest = weights @ resources.least_used(least)
         for choice in plans(formulation, best):
-            assert own <= weights @ resources.least_used(choice) * (1 + 1e-9)
-    assert found.seconds > 0.4 * step_seconds(formulation, best)
+            assert lowest <= weights @ resources.least_used(choice) * (1 + 1e-9)
+    assert bound.seconds > 0.4 * step_seconds(formulation, best)
 
 
 def test_other_plans_are_found_between_and_beside() -> None:
@@ -254,14 +254,14 @@ def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pyt
     monkeypatch.setattr(ReaderShares, "search", counted := Counted(ReaderShares.search))
     search = StepSearch(made("dp=2,tp=8", *SIZES[1]))
     assert search.first() is not None and len(search.found) > 1
-    assert len([own for own in counted.first if own is search.shares]) == 1  # with other prices they are as large
+    assert len([arg for arg in counted.first if arg is search.shares]) == 1  # with other prices they are as large
     assert len(list(search.others())) > 0
 
 
 @pytest.mark.parametrize("mesh", quick_at(MESHES[:2], 0))
 def test_a_bound_is_exact_as_long_as_messages_would_take_more(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortest_step, "SOON_ENTRIES", 1)
-    monkeypatch.setattr(hub_relaxation, "bounded", lambda *given: pytest.fail("messages"))
+    monkeypatch.setattr(hub_relaxation, "bounded", lambda *args: pytest.fail("messages"))
     search = StepSearch(made(mesh, *SIZES[1]))
     first = search.first()
     assert first is not None and 0 < search.bound([first]).seconds <= search.resources.longest(search.used[0])
@@ -281,17 +281,17 @@ def test_values_cut_off_and_messages_bound_the_same_steps_from_below(
     assert any(reader.hub for reader in search.resources.cut_off(some).readers)
     (weights, _), *_ = search.bounded.tried if search.bounded else []
     whole, cut = (
-        solvers.solve(own.bounding(weights), "dp").objective for own in (search.leading, search.leading.cut_off(some))
+        solvers.solve(form.bounding(weights), "dp").objective for form in (search.leading, search.leading.cut_off(some))
     )
     assert 0 < cut <= whole * (1 + 1e-9)
 
     calls = Counted(minimum_within)
-    monkeypatch.setattr(shortest_step, "minimum_within", lambda *given, **also: calls(*given) and None)
-    found = step_bound(search.leading, [first], cut=some)
-    assert found.seconds > 0
-    assert len(calls.first) == 2 and len(found.tried) >= 1  # each form once, whatever the weights
+    monkeypatch.setattr(shortest_step, "minimum_within", lambda *args, **also: calls(*args) and None)
+    bound = step_bound(search.leading, [first], cut=some)
+    assert bound.seconds > 0
+    assert len(calls.first) == 2 and len(bound.tried) >= 1  # each form once, whatever the weights
     for choice in plans(formulation, first):
-        assert found.seconds <= step_seconds(formulation, choice)
+        assert bound.seconds <= step_seconds(formulation, choice)
 
 
 def test_tables_far_too_large_are_not_worth_leaving_choices_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,13 +300,13 @@ def test_tables_far_too_large_are_not_worth_leaving_choices_out(monkeypatch: pyt
     first = search.first()
     assert first is not None
     some = range(0, len(formulation.problem.values), 3)
-    monkeypatch.setattr(shortest_step, "out_of_reach", lambda *given: True)
+    monkeypatch.setattr(shortest_step, "out_of_reach", lambda *args: True)
     monkeypatch.setattr(shortest_step, "minimum_within", calls := Counted(minimum_within))
-    found = step_bound(search.resources, [first], cut=some)
-    coarser = search.resources.cut_off(some).bounding(found.weights)
-    assert found.seconds > 0 and len(calls.first) == len(found.tried)  # the coarser form alone
-    least = solvers.solve(coarser, "dp").objective + float(found.weights @ search.resources.constants)
-    assert found.seconds == pytest.approx(least)
+    bound = step_bound(search.resources, [first], cut=some)
+    coarser = search.resources.cut_off(some).bounding(bound.weights)
+    assert bound.seconds > 0 and len(calls.first) == len(bound.tried)  # the coarser form alone
+    least = solvers.solve(coarser, "dp").objective + float(bound.weights @ search.resources.constants)
+    assert bound.seconds == pytest.approx(least)
 
 
 class Counted:
@@ -317,11 +317,11 @@ class Counted:
         self.first: list[object] = []
 
     def __get__(self, owner: object, kind: type | None = None) -> Callable[..., object]:
-        return lambda *given, **also: self(owner, *given, **also)
+        return lambda *args, **also: self(owner, *args, **also)
 
-    def __call__(self, *given: object, **also: object) -> object:
-        self.first.append(given[0])
-        return self.function(*given, **also)
+    def __call__(self, *args: object, **also: object) -> object:
+        self.first.append(args[0])
+        return self.function(*args, **also)
 
 
 def test_an_estimate_counts_what_is_certain() -> None:
@@ -409,9 +409,9 @@ def style_choice(formulation: Formulation, style: str) -> Choice:
 def kept_choice(formulation: Formulation, keep: Mapping[int, Sequence[int]]) -> Choice:
     """The least of those that keep some choices."""
     small = narrowed(formulation, keep)
-    found = solvers.solve(small.problem).choice
+    picked = solvers.solve(small.problem).choice
     chosen = [keep.get(n, range(len(node.seconds))) for n, node in enumerate(formulation.problem.nodes)]
-    return tuple(int(own[s]) for own, s in zip(chosen, found, strict=True))
+    return tuple(int(allowed[s]) for allowed, s in zip(chosen, picked, strict=True))
 
 
 @pytest.mark.slow
@@ -467,17 +467,17 @@ def test_a_weight_that_is_moved_otherwise_than_by_one_gather_goes_alone() -> Non
 def test_a_way_is_found_once_whatever_its_parts_are_counted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those between many pairs, where it takes long, as the formulation priced them."""
     formulation = made("dp=2,tp=2", *SIZES[0])
-    monkeypatch.setattr(prices, "shortest", found := Counted(prices.shortest))
+    monkeypatch.setattr(prices, "shortest", counted := Counted(prices.shortest))
     step_resources(formulation)
     graph, sites = formulation.graph, formulation.values
     ways = {(moving_facts(graph, graph.tensor(site.tensor)), site.sources, site.targets) for site in sites}
     few = sum(len(sources) * len(targets) <= FEW for _, sources, targets in ways)
-    assert len(found.first) <= few < len(ways)
+    assert len(counted.first) <= few < len(ways)
 
 
 def test_weights_of_a_block_share_what_a_message_takes_besides_its_bytes() -> None:
     """Twelve weights a block, as they are stored and cast; none outside of blocks."""
     graph = transformer_graph(Transformer(2, 64, 4, 16, 128), 8, "bf16-mixed", "adamw").graph
-    own = members(graph)
-    assert set(own.values()) == {12} and all("layers_" in tensor for tensor in own)
-    assert sum(p.tensor in own for p in graph.parameters) == 24
+    counts = members(graph)
+    assert set(counts.values()) == {12} and all("layers_" in tensor for tensor in counts)
+    assert sum(p.tensor in counts for p in graph.parameters) == 24

@@ -135,16 +135,16 @@ def test_stages_are_cut_between_blocks_and_balanced() -> None:
 @given(st.lists(st.floats(0.1, 9.0), min_size=7, max_size=7), st.integers(2, 4), st.randoms(use_true_random=False))
 def test_no_cut_between_blocks_is_better(seconds: list[float], stages: int, source: random.Random) -> None:
     graph = mlp_graph(layers=7)
-    plan = planned(graph, {f"linear_{n}": own for n, own in enumerate(seconds)})
+    plan = planned(graph, {f"linear_{n}": cost for n, cost in enumerate(seconds)})
 
     def longest(starts: list[int]) -> float:
         ends = [*starts[1:], len(plan.ops)]
         return max(sum(op.forward_seconds for op in plan.ops[a:b]) for a, b in zip(starts, ends, strict=True))
 
     names = [op.name for op in graph.ops]
-    found = longest([names.index(part.first_op) for part in balanced_parts(plan, graph, stages, 1)])
+    balanced = longest([names.index(part.first_op) for part in balanced_parts(plan, graph, stages, 1)])
     other = sorted(source.sample(range(1, 7), stages - 1))
-    assert found <= longest([0, *(2 * block for block in other)]) + 1e-9
+    assert balanced <= longest([0, *(2 * block for block in other)]) + 1e-9
 
 
 def test_pins_of_stages_are_kept_or_refused() -> None:

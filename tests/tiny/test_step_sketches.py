@@ -37,12 +37,12 @@ def test_weights_are_found_over_few_choices_and_one_bound_is_proved(monkeypatch:
     search = StepSearch(formulation)
     assert search.sketched
     search.first()
-    found = search.bound([first])
-    assert few.first and found.seconds >= 0.98 * whole.seconds and len(found.tried) > len(few.first)
-    least = solvers.solve(search.leading.bounding(found.weights), "dp").objective
-    assert found.seconds == pytest.approx(least + float(found.weights @ search.leading.constants))
+    bound = search.bound([first])
+    assert few.first and bound.seconds >= 0.98 * whole.seconds and len(bound.tried) > len(few.first)
+    least = solvers.solve(search.leading.bounding(bound.weights), "dp").objective
+    assert bound.seconds == pytest.approx(least + float(bound.weights @ search.leading.constants))
     for choice in (first, random_choice(formulation.problem, 0)):
-        assert found.seconds <= step_seconds(formulation, choice)
+        assert bound.seconds <= step_seconds(formulation, choice)
 
 
 def test_few_choices_never_make_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ def test_few_choices_never_make_a_bound(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(shortest_step, "MUCH_WORK", 0)
     monkeypatch.setattr(shortest_step, "solve_top_k", lambda problem, budget: Near(objective(problem, bad), bad))
-    found = search.bound([first])
-    assert 0 < found.seconds <= step_seconds(formulation, first) and len(found.tried) > 1
+    bound = search.bound([first])
+    assert 0 < bound.seconds <= step_seconds(formulation, first) and len(bound.tried) > 1
 
 
 @pytest.mark.parametrize("mesh", MESHES[:2])

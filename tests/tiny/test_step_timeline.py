@@ -19,15 +19,15 @@ from autoshard.simulation.timeline import COMPUTE, Event
 
 
 def costs(schedule: str, stages: int, micro_batches: int, chunks: int, **part: float) -> StepCosts:
-    own = PartCosts(**{"forward_seconds": 1.0, "backward_seconds": 2.0, **part})
-    return StepCosts(schedule, micro_batches, (own,) * (stages * chunks), (StageCosts(),) * stages)
+    part_costs = PartCosts(**{"forward_seconds": 1.0, "backward_seconds": 2.0, **part})
+    return StepCosts(schedule, micro_batches, (part_costs,) * (stages * chunks), (StageCosts(),) * stages)
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
 def test_the_step_of_equal_stages_is_the_closed_form(schedule: str, chunks: int) -> None:
-    made = simulate_step(costs(schedule, 4, 8, chunks))
-    assert made.step_seconds == pytest.approx(8 * chunks * 3 + 3 * 3)  # a bubble of stages - 1 parts
-    assert made.busy_seconds(2) == pytest.approx(8 * chunks * 3)
+    timeline = simulate_step(costs(schedule, 4, 8, chunks))
+    assert timeline.step_seconds == pytest.approx(8 * chunks * 3 + 3 * 3)  # a bubble of stages - 1 parts
+    assert timeline.busy_seconds(2) == pytest.approx(8 * chunks * 3)
 
 
 def test_a_hand_made_step_of_two_stages() -> None:
@@ -35,19 +35,19 @@ def test_a_hand_made_step_of_two_stages() -> None:
     first = PartCosts(1.0, 2.0, kept_bytes=10.0, working_bytes=3.0)
     second = PartCosts(1.0, 2.0, kept_bytes=20.0, received_bytes=4.0, receive_seconds=0.5)
     tails = (StageCosts(100.0, (("reduce", 1.0), ("optimizer", 0.25))), StageCosts(50.0))
-    made = simulate_step(StepCosts("1f1b", 1, (first, second), tails))
-    assert [(p.stage, p.slot.kind, p.start_seconds, p.end_seconds) for p in made.placed] == [
+    timeline = simulate_step(StepCosts("1f1b", 1, (first, second), tails))
+    assert [(p.stage, p.slot.kind, p.start_seconds, p.end_seconds) for p in timeline.placed] == [
         (0, "F", 0.0, 1.5), (1, "F", 1.5, 2.5), (1, "B", 2.5, 5.0), (0, "B", 5.0, 7.0),
     ]  # fmt: skip
-    assert made.stage_seconds == (8.25, 5.0)
-    assert made.memory[0] == ((0.0, 104.0), (0.0, 117.0), (1.5, 114.0), (5.0, 117.0), (7.0, 104.0))
-    assert made.peak_bytes == (117.0, 74.0)  # a buffer for a gradient on the first, for an input on the second
+    assert timeline.stage_seconds == (8.25, 5.0)
+    assert timeline.memory[0] == ((0.0, 104.0), (0.0, 117.0), (1.5, 114.0), (5.0, 117.0), (7.0, 104.0))
+    assert timeline.peak_bytes == (117.0, 74.0)  # a buffer for a gradient on the first, for an input on the second
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 3)])
 def test_a_stage_holds_what_its_schedule_has_in_flight(schedule: str, chunks: int) -> None:
-    made = simulate_step(costs(schedule, 4, 12, chunks, kept_bytes=1.0, received_bytes=1e-3))
-    for stage, peak in enumerate(made.peak_bytes):
+    timeline = simulate_step(costs(schedule, 4, 12, chunks, kept_bytes=1.0, received_bytes=1e-3))
+    for stage, peak in enumerate(timeline.peak_bytes):
         order = SCHEDULES[schedule](stage, 4, 12, chunks)
         received = sum(most_in_flight(order, chunk) for chunk in range(chunks) if (chunk, stage) != (0, 0))
         given_back = sum((chunk, stage) != (chunks - 1, 3) for chunk in range(chunks))
@@ -65,31 +65,31 @@ def segment(seconds: float) -> Segment:
 def test_the_trace_and_the_picture_show_every_stage() -> None:
     part = PartCosts(1e-3, 2e-3, kept_bytes=1e9)
     stages = (StageCosts(1e9, (("optimizer", 5e-3),)),) * 3
-    made = simulate_step(StepCosts("1f1b", 6, (part,) * 3, stages))
+    timeline = simulate_step(StepCosts("1f1b", 6, (part,) * 3, stages))
     forward, backward, update = (segment(seconds) for seconds in (1e-3, 2e-3, 5e-3))
-    own = PartOperators(forward, backward, forward, backward, update)
-    operators = step_operators(made, (own,) * 3)
+    stage_work = PartOperators(forward, backward, forward, backward, update)
+    operators = step_operators(timeline, (stage_work,) * 3)
     accounts = tuple(map(operators.account, range(3)))
-    trace = step_trace(operators, StepAccount(made.step_seconds, accounts))
+    trace = step_trace(operators, StepAccount(timeline.step_seconds, accounts))
     slots = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["tid"] == 0 and e["cat"] != "optimizer"]
     assert len(slots) == 2 * 3 * 6 and {e["pid"] for e in slots} == {0, 1, 2}
     for stage in range(3):
-        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in slots if e["pid"] == stage)
-        assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(own))
+        stage_work = sorted((e["ts"], e["ts"] + e["dur"]) for e in slots if e["pid"] == stage)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(stage_work))
     counters = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C" and e["pid"] == 0]
-    assert max(counters) == made.peak_bytes[0]
-    root = ElementTree.fromstring(stages_svg(made))
+    assert max(counters) == timeline.peak_bytes[0]
+    root = ElementTree.fromstring(stages_svg(timeline))
     drawn = [e for e in root.iter() if e.tag.endswith("path")]
     assert len(drawn) == 2 * 3 and sum(e.get("d", "").count("M") for e in drawn) == 2 * 3 * 6
 
 
 def test_a_thousand_devices_are_as_quick_as_their_slots() -> None:
     """64 stages of 16 devices, 512 micro-batches: every slot once; its picture joins what is too narrow to see."""
-    made = simulate_step(costs("1f1b", 64, 512, 1, kept_bytes=1.0))
-    assert len(made.placed) == 2 * 64 * 512
-    assert made.step_seconds == pytest.approx((512 + 63) * 3)
-    np.testing.assert_allclose(made.peak_bytes, [64 - stage for stage in range(64)])
-    assert len(stages_svg(made)) < 1_000_000
+    timeline = simulate_step(costs("1f1b", 64, 512, 1, kept_bytes=1.0))
+    assert len(timeline.placed) == 2 * 64 * 512
+    assert timeline.step_seconds == pytest.approx((512 + 63) * 3)
+    np.testing.assert_allclose(timeline.peak_bytes, [64 - stage for stage in range(64)])
+    assert len(stages_svg(timeline)) < 1_000_000
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
@@ -107,16 +107,16 @@ def test_the_peak_is_the_most_of_the_curve(schedule: str) -> None:
             )
             for n in range(stages * chunks)
         )  # fmt: skip
-        own = tuple(StageCosts(draw.uniform(0, 9)) for _ in range(stages))
-        made = simulate_step(StepCosts(schedule, count, parts, own))
-        for peak, curve in zip(made.peak_bytes, made.memory, strict=True):
+        by_stage = tuple(StageCosts(draw.uniform(0, 9)) for _ in range(stages))
+        timeline = simulate_step(StepCosts(schedule, count, parts, by_stage))
+        for peak, curve in zip(timeline.peak_bytes, timeline.memory, strict=True):
             assert peak == pytest.approx(max(size for _, size in curve))
 
 
 def begun(gather_seconds: float, schedule: str = "1f1b", stages: int = 2, chunks: int = 1) -> float:
     """Seconds of a step whose parts gather weights once, of which a quarter of what it takes is copies."""
-    own = PartCosts(1.0, 2.0, first_seconds=1.0, once_copy_seconds=0.25, gather_seconds=gather_seconds)
-    costs = StepCosts(schedule, 2 * stages, (own,) * stages * chunks, (StageCosts(),) * stages)
+    part_costs = PartCosts(1.0, 2.0, first_seconds=1.0, once_copy_seconds=0.25, gather_seconds=gather_seconds)
+    costs = StepCosts(schedule, 2 * stages, (part_costs,) * stages * chunks, (StageCosts(),) * stages)
     return simulate_step(costs).step_seconds
 
 

@@ -57,22 +57,22 @@ def planned(style: str, mesh: str = "dp=2,tp=2") -> Plan:
 
 def cut(layout: Layout) -> tuple[int | None, ...]:
     """The dim that each axis cuts."""
-    return tuple(own.dim if isinstance(own, Shard) else None for own in layout.placements)
+    return tuple(placement.dim if isinstance(placement, Shard) else None for placement in layout.placements)
 
 
 @pytest.mark.parametrize("style", quick_at(BATCH, 2))
 def test_the_batch_is_on_every_axis_and_nothing_of_it_moves(style: str) -> None:
     plan = planned(style)
-    assert {cut(own.layout) for own in plan.inputs} == {(0, 0)}
-    weights = {own.name for own in plan.parameters}
+    assert {cut(tensor.layout) for tensor in plan.inputs} == {(0, 0)}
+    weights = {weight.name for weight in plan.parameters}
     steps = [instruction for instruction in lower(plan, GRAPH).instructions if isinstance(instruction, Collective)]
     assert {lower(plan, GRAPH).by_name[step.operand].tensor for step in steps} <= weights
-    stored = {sum(dim is not None for dim in cut(own.layout)) for own in plan.parameters}
+    stored = {sum(dim is not None for dim in cut(weight.layout)) for weight in plan.parameters}
     assert stored == {{"dp": 0, "fsdp": 2, "hsdp": 1}[style]}
     if style == "hsdp":
-        assert all(cut(own.layout)[0] is None for own in plan.parameters)
+        assert all(cut(weight.layout)[0] is None for weight in plan.parameters)
     if style == "fsdp":
-        assert all(len({*cut(own.layout)}) == 1 for own in plan.parameters), "one dim, that is gathered at once"
+        assert all(len({*cut(weight.layout)}) == 1 for weight in plan.parameters), "one dim, that is gathered at once"
         assert {step.axes for step in steps if step.again} == {("dp", "tp")}
 
 
@@ -88,7 +88,7 @@ def test_the_last_axis_splits_heads_hidden_dims_and_vocabulary(style: str) -> No
             result = strategies[op.name].results[0].placements[1]
             along = isinstance(result, Shard) and result.dim == 1
             assert along if style == "megatron-sp" else style == "fsdp-tp" or tensor.kind == "repeat"
-    large = [own.layout for own in plan.parameters if len(GRAPH.tensor(own.name).shape) == 2]
+    large = [weight.layout for weight in plan.parameters if len(GRAPH.tensor(weight.name).shape) == 2]
     assert sum(cut(layout)[1] is not None for layout in large) >= 2 * 4 + 1  # not the table of positions
     assert all((cut(layout)[0] is not None) == (style == "fsdp-tp") for layout in large)
 
@@ -96,16 +96,16 @@ def test_the_last_axis_splits_heads_hidden_dims_and_vocabulary(style: str) -> No
 @pytest.mark.slow
 def test_other_plans_are_compared_with_what_the_style_gives() -> None:
     compared = dict(zip(STYLES, style_plans(planned("best"), GRAPH, HARDWARE), strict=True))
-    for style, own in compared.items():
+    for style, baseline in compared.items():
         step = planned(style).predicted_seconds
-        assert step <= own.predicted_seconds * (1 + 1e-9), style
-        assert step == pytest.approx(own.predicted_seconds, rel=0.1), style
+        assert step <= baseline.predicted_seconds * (1 + 1e-9), style
+        assert step == pytest.approx(baseline.predicted_seconds, rel=0.1), style
 
 
 def test_a_plan_of_a_style_is_not_faster_than_itself() -> None:
     plan = replace(planned("megatron"), predicted_seconds=1.0)
-    own = dict(zip(STYLES, style_plans(plan, GRAPH, HARDWARE), strict=True))["megatron"]
-    assert (own.predicted_seconds, own.predicted_peak_bytes) == (1.0, plan.predicted_peak_bytes)
+    baseline = dict(zip(STYLES, style_plans(plan, GRAPH, HARDWARE), strict=True))["megatron"]
+    assert (baseline.predicted_seconds, baseline.predicted_peak_bytes) == (1.0, plan.predicted_peak_bytes)
 
 
 LARGE = transformer_graph(Transformer(2, 2048, 16, 512, 8192, tied=False), 32, "bf16-mixed", "adamw").graph
@@ -116,7 +116,7 @@ def test_no_style_is_faster_than_the_plan(mesh: str) -> None:
     """Styles are what a search begins with: whatever it estimates, its plan is at least as good as theirs."""
     hardware = load_hardware("h100-80g-sxm")
     plan = search(LARGE, hardware, SearchRequest(Mesh.parse(mesh)))
-    steps = [own.predicted_seconds for own in style_plans(plan, LARGE, hardware) if not own.reason]
+    steps = [style.predicted_seconds for style in style_plans(plan, LARGE, hardware) if not style.reason]
     assert len(steps) >= 3
     assert plan.predicted_seconds <= min(steps) * (1 + 1e-9)
 
@@ -140,10 +140,10 @@ def test_biases_are_cast_before_they_are_gathered(style: str) -> None:
     choice = dict(task.steps.styles(partial(style_choices, task.formulation)))[style]
     solution = Solution(task.formulation.problem, choice, 0.0, style)
     program = lower(plan_of(task.formulation, solution, Origin(), float("inf"), style), graph)
-    own = [step for step in program.instructions if isinstance(step, Collective)]
-    assert {step.forward for step in own} == {"all_gather"}
+    steps = [step for step in program.instructions if isinstance(step, Collective)]
+    assert {step.forward for step in steps} == {"all_gather"}
     reads = {name: [op.target for op, _ in graph.consumers[name]] for name in graph.weights}
-    gathered = {program.by_name[step.operand].tensor for step in own}
+    gathered = {program.by_name[step.operand].tensor for step in steps}
     assert not [name for name in gathered if reads[name] == [CAST]]
 
 
@@ -151,8 +151,8 @@ def least_of(style: str, formulation: Formulation) -> Plan:
     """The plan of a style with the least sum of costs, as others are compared with."""
     keep = STYLES[style].keep(formulation)
     assert not isinstance(keep, str)
-    found = solve(narrowed(formulation, keep).problem).choice
-    choice = tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(found))
+    picked = solve(narrowed(formulation, keep).problem).choice
+    choice = tuple(int(keep[n][s]) if n in keep else s for n, s in enumerate(picked))
     return plan_of(formulation, Solution(formulation.problem, choice, 0.0, style), Origin(), float("inf"), style)
 
 
@@ -165,9 +165,9 @@ def test_baselines_gather_every_matrix_in_the_low_precision(style: str, tied: bo
     low = with_low_weights(graph)
     formulation = formulate(PlanningContext(low, Mesh.parse("dp=2,tp=4"), HARDWARE))
     program = lower(least_of(style, formulation), low)
-    own = [step for step in program.instructions if isinstance(step, Collective) and step.forward == "all_gather"]
-    wide = [program.by_name[step.operand] for step in own if program.by_name[step.operand].dtype == "float32"]
-    assert len(own) > len(wide) and not [value.tensor for value in wide if len(value.shape) > 1]
+    steps = [step for step in program.instructions if isinstance(step, Collective) and step.forward == "all_gather"]
+    wide = [program.by_name[step.operand] for step in steps if program.by_name[step.operand].dtype == "float32"]
+    assert len(steps) > len(wide) and not [value.tensor for value in wide if len(value.shape) > 1]
 
 
 def test_copies_are_summed_once_a_bucket() -> None:
@@ -211,10 +211,10 @@ def test_a_baseline_is_the_faster_of_both() -> None:
     """Large tables, few tokens: what is gathered decides."""
     graph = transformer_graph(Transformer(2, 512, 4, 64, 65536, tied=False), 8, "bf16-mixed", "adamw").graph
     mesh = Mesh.parse("dp=8")
-    own = search(graph, HARDWARE, SearchRequest(mesh, strategy="fsdp"))
+    fsdp = search(graph, HARDWARE, SearchRequest(mesh, strategy="fsdp"))
     plan = search(graph, HARDWARE, SearchRequest(mesh, strategy="dp"))
     compared = dict(zip(STYLES, style_plans(plan, graph, HARDWARE), strict=True))["fsdp"]
-    assert compared.predicted_seconds < 0.97 * own.predicted_seconds
+    assert compared.predicted_seconds < 0.97 * fsdp.predicted_seconds
 
 
 @pytest.mark.parametrize("style", quick_at(["fsdp", "hsdp", "fsdp-tp"], 0))
@@ -222,10 +222,12 @@ def test_small_weights_are_gathered_not_summed(style: str) -> None:
     """Two all-reduces have less latency than two gathers and a scatter, and would hold every weight whole."""
     small = transformer_graph(Transformer(4, 64, 8, 32, 1000), 4, "bf16-mixed", "adamw").graph
     program = lower(search(small, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=2"), strategy=style)), small)
-    own = [step for step in program.instructions if isinstance(step, Collective)]
-    own = [step for step in own if program.by_name[step.operand].tensor in small.weights]
-    padded = [step for step in own if PARTIAL in step.after and any(isinstance(place, Shard) for place in step.before)]
-    assert "all_gather" in {step.forward for step in own} and not padded
+    steps = [step for step in program.instructions if isinstance(step, Collective)]
+    steps = [step for step in steps if program.by_name[step.operand].tensor in small.weights]
+    padded = [
+        step for step in steps if PARTIAL in step.after and any(isinstance(place, Shard) for place in step.before)
+    ]
+    assert "all_gather" in {step.forward for step in steps} and not padded
 
 
 REFUSED = [

@@ -21,14 +21,14 @@ def test_a_norm_whose_dim_is_cut(target: str, operands: str, dtype: str) -> None
     """Backward: the gradient before a weight, and all products of its size but one: one of two, of rms none. In half
     precision those products are in float32, and forward and backward hold what is made of the input in float32."""
     x, weight = LocalTensor((4, 8), dtype, True), LocalTensor((8,), dtype, True)
-    given = tuple({"x": x, "w": weight, "-": None}[letter] for letter in operands)
-    _, op = one_op(f"aten.{target}", [None if own is None else own.shape for own in given], [x.shape])
-    layouts = tuple(None if own is None else Layout.parse(f"S{len(own.shape) - 1}") for own in given)
-    found = temporary(Mesh.parse("tp=2"), op, f"parallel_{target}", given, layouts, (x,))
+    inputs = tuple({"x": x, "w": weight, "-": None}[letter] for letter in operands)
+    _, op = one_op(f"aten.{target}", [None if tensor is None else tensor.shape for tensor in inputs], [x.shape])
+    layouts = tuple(None if tensor is None else Layout.parse(f"S{len(tensor.shape) - 1}") for tensor in inputs)
+    held = temporary(Mesh.parse("tp=2"), op, f"parallel_{target}", inputs, layouts, (x,))
     half = x.bytes if dtype == "bfloat16" else 0
     wide = x.numel * 4
     before_weight = x.bytes if "w" in operands else 0
-    assert found == Temporary(2 * half, before_weight + wide * (target == "layer_norm") + 6 * half)
+    assert held == Temporary(2 * half, before_weight + wide * (target == "layer_norm") + 6 * half)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -38,5 +38,5 @@ def test_attention_keeps_the_keys_that_it_gathers_and_its_mask(causal: bool) -> 
     q, k = LocalTensor((2, 3, 4, 5), "bfloat16", True), LocalTensor((2, 3, 6, 5), "bfloat16", True)
     whole = [(2, 3, 8, 5), (2, 3, 12, 5), (2, 3, 12, 5)]
     _, op = one_op("aten.scaled_dot_product_attention", [*whole], [whole[0]], is_causal=causal)
-    found = kept(Mesh.parse("sp=2"), op, "parallel_attention", (q, k, k), (Layout.parse("S2"),) * 3, (q,))
-    assert found.without == (1, 2) and found.more_bytes == 2 * k.bytes + causal * 4 * 12 * 2
+    saved = kept(Mesh.parse("sp=2"), op, "parallel_attention", (q, k, k), (Layout.parse("S2"),) * 3, (q,))
+    assert saved.without == (1, 2) and saved.more_bytes == 2 * k.bytes + causal * 4 * 12 * 2

@@ -82,5 +82,5 @@ def test_what_scripts_import_of_this_repository_is_there() -> None:
 def _is_there(module: str, name: str) -> bool:
     folder = ROOT / module.replace(".", "/")
     file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    own = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) if file.exists() else None
-    return bool(own) or (folder / f"{name}.py").exists() or (folder / name).is_dir()
+    match = re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) if file.exists() else None
+    return bool(match) or (folder / f"{name}.py").exists() or (folder / name).is_dir()

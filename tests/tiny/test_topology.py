@@ -89,25 +89,25 @@ def most_disjoint(topology: Topology, closed: bool) -> int:
     """By trying every sequence of rings (or chains) over all nodes, links counted one by one."""
 
     def ways() -> set[tuple[tuple[int, int], ...]]:
-        found = set()
+        rings = set()
         for order in itertools.permutations(range(topology.size)):
             steps = list(itertools.pairwise([*order, order[0]] if closed else order))
-            found.add(tuple(sorted(tuple(sorted(step)) for step in steps)))
-        return found
+            rings.add(tuple(sorted(tuple(sorted(step)) for step in steps)))
+        return rings
 
     def best(free: Counter, left: list) -> int:
         if not left:
             return 0
-        way, rest = left[0], left[1:]
-        without = best(free, rest)
-        if all(free[pair] > 0 for pair in way):
-            free.subtract(way)
+        ring, tail = left[0], left[1:]
+        without = best(free, tail)
+        if all(free[pair] > 0 for pair in ring):
+            free.subtract(ring)
             without = max(without, 1 + best(free, left))
-            free.update(way)
+            free.update(ring)
         return without
 
     free = Counter({(a, b): links for a, b, links in topology.edges})
-    possible = [way for way in ways() if all(free[pair] for pair in way)]
+    possible = [ring for ring in ways() if all(free[pair] for pair in ring)]
     return best(free, possible)
 
 
@@ -165,7 +165,7 @@ def test_a_share_is_a_share_and_a_link_more_never_hurts_a_ring(seed, size, more)
     assert 0 < ring_share(topology, (nodes,)) <= 1 and 0 < exchange_share(topology, (nodes,)) <= 1
     pairs = list(itertools.combinations(nodes, 2))
     pair = pairs[more % len(pairs)]
-    found = {(a, b): links for a, b, links in topology.edges}
-    found[pair] = found.get(pair, 0) + 1
-    richer = make_topology("edges", size, tuple((a, b, links) for (a, b), links in found.items()))
+    edges = {(a, b): links for a, b, links in topology.edges}
+    edges[pair] = edges.get(pair, 0) + 1
+    richer = make_topology("edges", size, tuple((a, b, links) for (a, b), links in edges.items()))
     assert ring_links(richer, nodes) >= ring_links(topology, nodes) - 1e-9

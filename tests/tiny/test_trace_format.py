@@ -28,9 +28,9 @@ def of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def test_slices_of_a_thread_do_not_overlap(seed: int) -> None:
     _, events = traced(seed)
     by_thread: dict[int, list[tuple[float, float]]] = {}
-    for own in of(events, "X"):
-        assert own["ts"] >= 0 and own["dur"] > 0 and own["name"] and own["cat"]
-        by_thread.setdefault(own["tid"], []).append((own["ts"], own["ts"] + own["dur"]))
+    for event in of(events, "X"):
+        assert event["ts"] >= 0 and event["dur"] > 0 and event["name"] and event["cat"]
+        by_thread.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
     for spans in by_thread.values():
         spans.sort()
         assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(spans))
@@ -38,10 +38,12 @@ def test_slices_of_a_thread_do_not_overlap(seed: int) -> None:
 
 def test_every_thread_is_named_once_in_order() -> None:
     timeline, events = traced(3)
-    names = {own["tid"]: own["args"]["name"] for own in of(events, "M") if own["name"] == "thread_name"}
+    names = {event["tid"]: event["args"]["name"] for event in of(events, "M") if event["name"] == "thread_name"}
     assert list(names.values()) == list(timeline.streams) and names[0] == COMPUTE
-    assert {own["tid"] for own in of(events, "X")} <= set(names)
-    order = {own["tid"]: own["args"]["sort_index"] for own in of(events, "M") if own["name"] == "thread_sort_index"}
+    assert {event["tid"] for event in of(events, "X")} <= set(names)
+    order = {
+        event["tid"]: event["args"]["sort_index"] for event in of(events, "M") if event["name"] == "thread_sort_index"
+    }
     assert order == {tid: tid for tid in names}
 
 
@@ -50,22 +52,22 @@ def test_a_stream_is_busy_as_long_as_the_simulation_says() -> None:
     timeline, events = traced(3)
     assert any(len(event.axes) > 1 for event in timeline.events)
     busy = dict.fromkeys(range(len(timeline.streams)), 0.0)
-    for own in of(events, "X"):
-        busy[own["tid"]] += own["dur"] / 1e6
+    for event in of(events, "X"):
+        busy[event["tid"]] += event["dur"] / 1e6
     assert list(busy.values()) == pytest.approx([seconds for _, seconds in timeline.busy_seconds])
 
 
 def test_the_counter_is_the_memory_curve() -> None:
     timeline, events = traced(2)
-    counted = [(own["ts"] / 1e6, own["args"]["bytes"]) for own in of(events, "C")]
+    counted = [(event["ts"] / 1e6, event["args"]["bytes"]) for event in of(events, "C")]
     for column in range(2):
-        assert [own[column] for own in counted] == pytest.approx([own[column] for own in timeline.memory])
-    assert {own["name"] for own in of(events, "C")} == {"memory"}
+        assert [point[column] for point in counted] == pytest.approx([point[column] for point in timeline.memory])
+    assert {event["name"] for event in of(events, "C")} == {"memory"}
 
 
 def test_both_ends_of_an_arrow_lie_in_a_slice() -> None:
     timeline, events = traced(3)
-    starts, ends = ({own["id"]: own for own in of(events, kind)} for kind in "sf")
+    starts, ends = ({event["id"]: event for event in of(events, kind)} for kind in "sf")
     assert starts.keys() == ends.keys() and len(starts) == len(of(events, "s")) == len(of(events, "f"))
     waits = sum(timeline.events[place].collective != "" for event in timeline.events for place in event.waits)
     assert len(starts) == waits > 0

@@ -52,17 +52,17 @@ def test_each_reader_gets_each_element_once() -> None:
     rng = random.Random(0)
     for _ in range(600):
         shape, first, second = drawn(rng)
-        found = transfers(shape, first, second)
+        sent = transfers(shape, first, second)
         mesh, layout = second
         for receiver in range(mesh.size):
             at = mesh.coordinates(receiver)
             alone = all(at[axis] == 0 for axis, p in enumerate(layout.placements) if isinstance(p, Partial))
             wanted = elements(shape, second, receiver) if alone else set()
-            senders = [sender for sender, to in found if to == receiver]
-            given = [elements(shape, first, sender) & wanted for sender in senders]
-            assert set().union(*given) == wanted
-            assert sum(map(len, given)) == len(wanted), "an element comes twice"
-            assert [len(own) for own in given] == [found[sender, receiver] for sender in senders]
+            senders = [sender for sender, to in sent if to == receiver]
+            parts = [elements(shape, first, sender) & wanted for sender in senders]
+            assert set().union(*parts) == wanted
+            assert sum(map(len, parts)) == len(wanted), "an element comes twice"
+            assert [len(part) for part in parts] == [sent[sender, receiver] for sender in senders]
             assert len({owners(first, sender) for sender in senders}) == len(senders)
 
 

@@ -98,14 +98,14 @@ def test_what_is_printed_is_typed(
     words = [str(graph) if not name.startswith("-") else f"./{graph}", "--mesh", "dp=2", "--hardware", "a100-80g-sxm"]
     assert commands.main(["plan", *words, "--strategy", "random:1", f"--out={out}"]) == 0
     (following,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
-    given = arrived(following.removeprefix("next: "), tmp_path / "empty", "torchrun")
-    assert given[:2] == ["--nproc-per-node", "2"] and (tmp_path / "w" / given[2]).samefile(Path(name) / "train.py")
+    typed = arrived(following.removeprefix("next: "), tmp_path / "empty", "torchrun")
+    assert typed[:2] == ["--nproc-per-node", "2"] and (tmp_path / "w" / typed[2]).samefile(Path(name) / "train.py")
     plan = plan_json.load(Path(name) / "plan.json")
-    again = arrived(command(plan), tmp_path / "empty")
-    assert again[0] == "plan" and (tmp_path / "w" / again[1]).samefile(graph)
+    plan_args = arrived(command(plan), tmp_path / "empty")
+    assert plan_args[0] == "plan" and (tmp_path / "w" / plan_args[1]).samefile(graph)
     head = (Path(name) / "model_parallel.py").read_text(encoding="utf-8").partition("autoshard plan")[2]
     shown = "autoshard plan" + head.partition("\nPredicted for")[0]
-    assert arrived(shown, tmp_path / "empty") == again
+    assert arrived(shown, tmp_path / "empty") == plan_args
     inference = next_command(replace(plan, model="m.py:f"), replace(mlp_graph(1), loss=None), Path(name))
     checked = arrived(inference.partition("; ")[0], tmp_path / "empty")
     assert checked[0] == "verify" and (tmp_path / "w" / checked[1]).samefile(name)
@@ -225,19 +225,19 @@ TYPED = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        made = tmp_path_factory.mktemp("hints")
-        patch.chdir(made)
+        path = tmp_path_factory.mktemp("hints")
+        patch.chdir(path)
         Path(GRAPH).write_text(graph_json.dumps(mlp_graph(2, 64, 256)), encoding="utf-8")
         assert commands.main(f"plan {GRAPH} --mesh dp=2,tp=2 --hardware a100-80g-sxm --out {OUT}".split()) == 0
-        yield made
+        yield path
 
 
 def proposals(hint: str) -> list[str]:
     """The commands, options and placements that a hint names, each of them as it would be typed."""
     quoted: list[str] = []
-    bare = re.sub("'[^']*'", lambda found: quoted.append(found[0]) or f"<{len(quoted) - 1}>", hint)  # type: ignore[func-returns-value]
+    bare = re.sub("'[^']*'", lambda match: quoted.append(match[0]) or f"<{len(quoted) - 1}>", hint)  # type: ignore[func-returns-value]
     parts = re.split(r"(?:,? or |, and |, (?=[^\d()]*$)|; |, (?=--|Shard|Repl))", bare)
-    whole = [re.sub(r"<(\d+)>", lambda found: quoted[int(found[1])], part.strip(" .:")) for part in parts]
+    whole = [re.sub(r"<(\d+)>", lambda match: quoted[int(match[1])], part.strip(" .:")) for part in parts]
     return [part for part in whole if re.match(r"--[a-z]|autoshard |\S+@\w+$", part)]
 
 
@@ -248,12 +248,12 @@ def retyped(words: list[str], proposal: str) -> list[list[str]]:
     if not proposal.startswith("--"):
         return [[re.sub(r"=.*", f"={proposal}", w) if n == _last_how(words) and "=" in w else
                  proposal if n == _last_how(words) else w for n, w in enumerate(words)]]  # fmt: skip
-    own = shlex.split(re.split(r": | \((?=[^']*(?:'[^']*'[^']*)*$)", proposal)[0])  # outside of quotes
-    if len(own) == 1:  # a misspelt option, or its value as it stands
-        return [[own[0] if word.startswith("--") and own[0].startswith(word[:6]) else word for word in words]]
-    new, given = list(words), [n for n, word in enumerate(own) if word.startswith("--")]
-    for start, end in zip(given, [*given[1:], len(own)], strict=True):
-        option, value = own[start], own[start + 1 : end]
+    proposed = shlex.split(re.split(r": | \((?=[^']*(?:'[^']*'[^']*)*$)", proposal)[0])  # outside of quotes
+    if len(proposed) == 1:  # a misspelt option, or its value as it stands
+        return [[proposed[0] if word.startswith("--") and proposed[0].startswith(word[:6]) else word for word in words]]
+    new, starts = list(words), [n for n, word in enumerate(proposed) if word.startswith("--")]
+    for start, end in zip(starts, [*starts[1:], len(proposed)], strict=True):
+        option, value = proposed[start], proposed[start + 1 : end]
         while option in new:
             place = new.index(option)
             del new[place : place + 1 + (len(new) > place + 1 and not new[place + 1].startswith("--"))]
@@ -282,16 +282,16 @@ def test_what_is_proposed_works(line: str, folder: Path, capsys: pytest.CaptureF
         if "DIR" in proposal.split() or "MODEL" in proposal or "--help" in proposal or "…" in proposal:
             continue
         bare = words[: words.index("--pin")] if ", without this" in hint else words
-        for again in retyped(bare, proposal):
+        for retry in retyped(bare, proposal):
             try:
-                code = commands.main(again)
+                code = commands.main(retry)
             except SystemExit as ended:
                 code = int(ended.code or 0)
-            told = capsys.readouterr().err
-            told = told[told.index("autoshard: ") :] if "autoshard: " in told else ""
-            assert code != 1, f"{proposal}: {told}"
-            same = told.splitlines()[-1:] == [hint] if code == 3 else kind(told) == kind(first)  # memory: other advice
-            assert code == 0 or not same, f"{shlex.join(again)}\n{told}"
+            err = capsys.readouterr().err
+            err = err[err.index("autoshard: ") :] if "autoshard: " in err else ""
+            assert code != 1, f"{proposal}: {err}"
+            same = err.splitlines()[-1:] == [hint] if code == 3 else kind(err) == kind(first)  # memory: other advice
+            assert code == 0 or not same, f"{shlex.join(retry)}\n{err}"
 
 
 NEXT = [  # (hardware, devices, bytes a device) -> what is proposed

@@ -117,18 +117,18 @@ def graph() -> Graph:
     return transformer_graph(Transformer(2, 256, 8, 1024, 1024), 8, "bf16-mixed", "adamw").graph
 
 
-def made(**asked: object) -> Plan:
-    return search(graph(), HARDWARE, SearchRequest(CHOSEN_WORDS_MESH, **asked))  # type: ignore[arg-type]
+def made(**options: object) -> Plan:
+    return search(graph(), HARDWARE, SearchRequest(CHOSEN_WORDS_MESH, **options))  # type: ignore[arg-type]
 
 
 def chosen_of(plan: Plan) -> Candidate:
-    return next(own for own in plan.search.candidates if own.outcome == "chosen")
+    return next(candidate for candidate in plan.search.candidates if candidate.outcome == "chosen")
 
 
 def with_candidates(plan: Plan, *rows: tuple[str, str, float, float]) -> Plan:
     """As if these had been simulated: (name, outcome, sum of costs, step)."""
-    found = tuple(Candidate(*row, predicted_peak_bytes=1.0) for row in rows)
-    return replace(plan, search=replace(plan.search, candidates=found))
+    candidates = tuple(Candidate(*row, predicted_peak_bytes=1.0) for row in rows)
+    return replace(plan, search=replace(plan.search, candidates=candidates))
 
 
 @pytest.mark.slow
@@ -166,14 +166,14 @@ def test_a_simulated_plan_is_not_said_to_have_the_least_sum() -> None:
 @pytest.mark.parametrize("level", quick_at([2, MEMORY], 0))
 def test_the_sentence_of_a_search_is_true(level: int) -> None:
     plan = made(level=level)
-    fitting = [own for own in plan.search.candidates if own.outcome != "too large"]
-    own, words = chosen_of(plan), reasons(plan)
+    fitting = [candidate for candidate in plan.search.candidates if candidate.outcome != "too large"]
+    chosen, words = chosen_of(plan), reasons(plan)
     if "shortest" in words:
-        assert own.predicted_seconds == min(other.predicted_seconds for other in fitting)
-        least = own.objective_seconds <= min(other.objective_seconds for other in fitting) * (1 + 1e-9)
+        assert chosen.predicted_seconds == min(other.predicted_seconds for other in fitting)
+        least = chosen.objective_seconds <= min(other.objective_seconds for other in fitting) * (1 + 1e-9)
         assert ("so is its sum" in words) == least
     if "least memory" in words:
-        assert own.predicted_peak_bytes == min(other.predicted_peak_bytes for other in fitting)
+        assert chosen.predicted_peak_bytes == min(other.predicted_peak_bytes for other in fitting)
 
 
 def test_the_panel_says_it_of_each_operator() -> None:
@@ -204,8 +204,8 @@ def test_costs_of_a_random_plans_choices_are_told_and_add_up() -> None:
         each = [decided.parts for _, decided in reevaluate.decisions(plan)]
         total = sum(part.compute_seconds + part.communication_seconds for part in each) + plan.search.outputs_seconds
         assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-6)
-    found = plan_diff.diff(plans[0], graph, plans[1], graph)
-    assert any(change.seconds for change in found.changes)
+    diff = plan_diff.diff(plans[0], graph, plans[1], graph)
+    assert any(change.seconds for change in diff.changes)
 
 
 # --- what a summary says of float8, and that a check at other sizes knows what did not run in it ---
@@ -240,8 +240,8 @@ def test_it_counts_what_shards_allow(mesh: str, seq: int, whole: int, uneven: li
     assert words.startswith(f"{whole} of 5 linear layers; in bfloat16 {head};") and words in " ".join(
         summary(plan, graph, width=10_000).split()
     )
-    told = f"{', '.join(uneven[:3])}{' and 1 more' * (len(uneven) > 3)} (a shard has rows or a dim that are no multiple"
-    assert (told in words) == bool(uneven)
+    note = f"{', '.join(uneven[:3])}{' and 1 more' * (len(uneven) > 3)} (a shard has rows or a dim that are no multiple"
+    assert (note in words) == bool(uneven)
     kinds = [kind for kind in plan_kinds(plan, graph) if kind.startswith("autoshard.float8_linear")]
     assert any(" in bfloat16: " in kind for kind in kinds) == bool(uneven)
     assert any(" in bfloat16: " not in kind for kind in kinds) == bool(whole)

@@ -31,8 +31,8 @@ class _OnCpu(TorchFunctionMode):
     ) -> Any:
         if func is torch.device:
             return func(*args, **(kwargs or {}))
-        given = {name: _CPU if _is_npu(value) else value for name, value in (kwargs or {}).items()}
-        return func(*(_CPU if _is_npu(value) else value for value in args), **given)
+        cpu_kwargs = {name: _CPU if _is_npu(value) else value for name, value in (kwargs or {}).items()}
+        return func(*(_CPU if _is_npu(value) else value for value in args), **cpu_kwargs)
 
 
 def _noted(name: str, answer: Any) -> Callable[..., Any]:
@@ -49,10 +49,10 @@ class _Options:
     hccl_config: ClassVar[dict[str, int]] = {}
 
 
-def _gloo(asked: Any, options: _Options | None) -> Any:
+def _gloo(dist_opts: Any, options: _Options | None) -> Any:
     if options is not None:
-        print(f"hccl: a group of {asked.group_size} with {options.hccl_config}", flush=True)
-    return dist.ProcessGroupGloo(asked.store, asked.group_rank, asked.group_size, asked.timeout)
+        print(f"hccl: a group of {dist_opts.group_size} with {options.hccl_config}", flush=True)
+    return dist.ProcessGroupGloo(dist_opts.store, dist_opts.group_rank, dist_opts.group_size, dist_opts.timeout)
 
 
 _C = types.SimpleNamespace(
@@ -82,6 +82,6 @@ _module.default_generators = [torch.default_generator] * 8  # type: ignore[attr-
 _module.matmul = types.SimpleNamespace(allow_hf32=False)  # type: ignore[attr-defined]
 torch._register_device_module("npu", _module)
 torch._C._get_accelerator = lambda *_: _CPU  # the hooks behind it are C++'s
-torch.Tensor.pin_memory = lambda own, *_: own  # type: ignore[method-assign,assignment]
+torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign,assignment]
 dist.Backend.register_backend("hccl", _gloo, extended_api=True, devices=["npu", "cpu"])
 _OnCpu().__enter__()
