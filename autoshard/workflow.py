@@ -57,10 +57,10 @@ def read_graph(request: ModelRequest) -> Graph:
     if request.spec.endswith(".json"):
         return _saved_graph(request)
     from autoshard.graph_capture.capture import capture
-    from autoshard.graph_capture.tracing.own_gradients import kept_answers
+    from autoshard.graph_capture.tracing.own_gradients import cached_answers
 
     settings = (request.precision or "fp32", request.optimizer or "adamw", request.training)
-    with kept_answers():
+    with cached_answers():
         how = _several if request.several else tuple
         captured = capture(request.spec, request.arguments, *settings, how, request.dynamic)
     return checked(captured)
@@ -74,14 +74,14 @@ def _several(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return inputs
 
 
-def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
+def with_probed_sizes(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     """`graph` of the model `spec` with its other possible sizes, found once by further captures. Unchanged for a graph
     from a file, whose model is not there."""
     if graph.free_sizes or graph.dynamic or not spec or holds_graph(spec):
         return graph
     from autoshard.graph_capture.capture import capture
     from autoshard.graph_capture.dynamic_export.concrete import with_sizes
-    from autoshard.graph_capture.tracing.own_gradients import kept_answers
+    from autoshard.graph_capture.tracing.own_gradients import cached_answers
     from autoshard.rules.resize.asked_sizes import with_free_sizes
 
     settings = (graph.precision, graph.optimizer, graph.training)
@@ -89,7 +89,7 @@ def with_sizes_asked(graph: Graph, spec: str, arguments: Arguments) -> Graph:
     def again(samples: int, length: int) -> Graph:
         return capture(spec, arguments, *settings, lambda inputs: with_sizes(inputs, samples, length))
 
-    with kept_answers():
+    with cached_answers():
         return with_free_sizes(graph, again)
 
 
@@ -157,7 +157,7 @@ def _saved_graph(request: ModelRequest) -> Graph:
 
 
 @dataclass(frozen=True)
-class Made:
+class PlanningResult:
     """Plan, sentences on settings that were not used, a log of durations, and the front, if it was asked for."""
 
     plan: Plan
@@ -194,7 +194,7 @@ def check(request: ModelRequest, wanted: SearchRequest, hardware: Hardware) -> N
 
 
 @infrequent_gc()
-def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
+def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> PlanningResult:
     """The best plan, or the one that `strategy` (`megatron`, `random:SEED`) asks for; for a histogram of dynamic sizes
     the one with the least expected step.
 
@@ -226,7 +226,7 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
         plan = with_place_plans(plan, wanted.step, lambda mesh, _: random_plan(of(mesh=mesh), seed))
         plan = _with_step(plan, graph, hardware, wanted)
         plan = replace(plan, search=replace(plan.search, step_options=typed))
-        return Made(with_ranks(with_unused_fusion(plan, graph)), ignored)
+        return PlanningResult(with_ranks(with_unused_fusion(plan, graph)), ignored)
     log: Log = []
     clock = _clock(wanted)
     plan, points, task = _stepped(graph, hardware, wanted, clock, log)
@@ -235,10 +235,10 @@ def make_plan(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     left = clock if clock.stopped else None
     styles = _styles(plan, graph, hardware, left, log, task, wanted.cache)
     log += _cache_log(wanted.cache)
-    return Made(plan, ignored, tuple(log), points, styles)
+    return PlanningResult(plan, ignored, tuple(log), points, styles)
 
 
-def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
+def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> PlanningResult:
     """A worker's plan, completed with its servers."""
     from autoshard.servers.server_plan import WORKER, server_plan, worker_search
     from autoshard.servers.server_request import ServerRequest
@@ -255,7 +255,7 @@ def _on_servers(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made
     return replace(planned, plan=plan, styles=())
 
 
-def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
+def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> PlanningResult:
     """Plan with the least expected step; its front and log are those of the largest sizes."""
     from autoshard.constraints.model_request import with_requests
     from autoshard.constraints.size_histogram import points_for
@@ -265,10 +265,10 @@ def _expected(graph: Graph, hardware: Hardware, wanted: SearchRequest) -> Made:
     points = points_for(wanted.sizes, graph.dynamic)
     replace(wanted, step=with_requests(wanted.step, graph)).check_buckets()
     alone = replace(wanted, sizes=())
-    by_graph: dict[int, Made] = {}
+    by_graph: dict[int, PlanningResult] = {}
     searched: list[Graph] = []
 
-    def search(at: Graph) -> Made:
+    def search(at: Graph) -> PlanningResult:
         searched.append(at)
         by_graph[id(at)] = make_plan(at, hardware, alone)
         return by_graph[id(at)]
@@ -311,7 +311,7 @@ def _stepped(
     from autoshard.search.memory_fit import fitting_step
     from autoshard.search.objectives import MEMORY, SPEED
     from autoshard.whole_step_search.optimizer_shards import least_step
-    from autoshard.whole_step_search.places.own_parts import with_own_parts
+    from autoshard.whole_step_search.places.own_parts import with_place_parts
 
     check_request(graph, wanted.step)
     check_place_devices(hardware, wanted)
@@ -343,14 +343,14 @@ def _stepped(
     except InfeasibleError:
         if not (results and wanted.searches_parts(graph)):
             raise
-        combined = with_own_parts(results[0][0], None, graph, hardware, limit, completed, part_plan)
+        combined = with_place_parts(results[0][0], None, graph, hardware, limit, completed, part_plan)
         if combined is None:
             raise
         return combined, *results[0][1:]
     if wanted.level == MEMORY and wanted.mesh is not None and not clock.over:
         plan = least_step(plan, completed(searched(start, SPEED)))
     if wanted.searches_parts(graph):
-        plan = with_own_parts(results[0][0], plan, graph, hardware, limit, completed, part_plan) or plan
+        plan = with_place_parts(results[0][0], plan, graph, hardware, limit, completed, part_plan) or plan
     return plan, *results[0][1:]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CAPTURES = ("read_graph", "with_sizes_asked")  # of autoshard.workflow
+CAPTURES = ("read_graph", "with_probed_sizes")  # of autoshard.workflow
 
 
 def main() -> int:

@@ -19,18 +19,18 @@ from autoshard.graph_capture.call_form import (
     by_name,
     call_by,
     model_call,
-    own_forward,
     positions_of,
+    user_forward,
 )
 from autoshard.graph_capture.capture import capture_model
 from autoshard.graph_capture.dynamic_export.concrete import with_sizes
 from autoshard.graph_capture.load_model import find_callable
 from autoshard.graph_capture.plain_attributes import keep_tensors
 from autoshard.graph_capture.tracing import LARGEST_ELEMENTS
-from autoshard.graph_capture.tracing.own_gradients import kept_answers
+from autoshard.graph_capture.tracing.own_gradients import cached_answers
 from autoshard.ir.graph import Graph
 from autoshard.rules.resize.asked_sizes import LESS, LONGER, MORE, with_free_sizes
-from autoshard.rules.resize.captured_length import own_length
+from autoshard.rules.resize.captured_length import sequence_length
 
 
 def live_model(
@@ -66,7 +66,7 @@ def captured(
     return graph
 
 
-def captured_again(live: LiveModel, graph: Graph) -> Graph:
+def recaptured(live: LiveModel, graph: Graph) -> Graph:
     """`graph`, the capture of `live`, with what another capture shows of its sizes."""
 
     def again(samples: int, length: int) -> Graph:
@@ -74,8 +74,8 @@ def captured_again(live: LiveModel, graph: Graph) -> Graph:
         return captured(other, graph.precision, graph.optimizer, graph.training)
 
     held = sum(x.numel() for x in live.tensors if not x.is_meta)  # of these elements another batch is made, too
-    held *= LONGER if own_length(graph) else 1
-    with kept_answers():
+    held *= LONGER if sequence_length(graph) else 1
+    with cached_answers():
         return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_ELEMENTS // max(1, held))))
 
 
@@ -119,4 +119,4 @@ def called_with(
     inputs, loss_args = args[:count], args[count:]
     split = arguments_of(module, dict(kwargs), loss_args or None, call.loss)
     arguments = Arguments(inputs, split.kwargs, split.targets, split.labels)
-    return model_call(by_name(module, arguments), positions_of(own_forward(module)), call.loss, call.sums)
+    return model_call(by_name(module, arguments), positions_of(user_forward(module)), call.loss, call.sums)

@@ -40,7 +40,7 @@ class CapturedModel:
 
     def save(self, path: str | Path) -> None:
         """The graph as a file, which `plan` takes in place of a model."""
-        graph = sizes_asked(self.graph, self.live, self.origin.model, self.origin.arguments)
+        graph = probed_sizes(self.graph, self.live, self.origin.model, self.origin.arguments)
         write_text(Path(path), graph_json.dumps(graph))
 
     def __str__(self) -> str:
@@ -89,21 +89,21 @@ class PlannedModel:
         return f"<plan {self.hash} of {self.graph.name} on {self.plan.mesh} of {self.plan.hardware}>"
 
 
-def with_sizes_asked(plan: PlannedModel) -> Graph:
+def with_probed_sizes(plan: PlannedModel) -> Graph:
     """The plan's graph, with what its model shows of other sizes if it is at hand and was not asked before."""
     if plan.folder is not None:
         return plan.graph
-    return sizes_asked(plan.graph, plan.live, plan.plan.model, plan.plan.model_arguments)
+    return probed_sizes(plan.graph, plan.live, plan.plan.model, plan.plan.model_arguments)
 
 
-def sizes_asked(
+def probed_sizes(
     graph: Graph, live: LiveModel | None, spec: str, arguments: tuple[tuple[str, str | int | float | bool], ...]
 ) -> Graph:
     """`graph` with what its model, an object or one named by text, shows of other sizes."""
     if graph.free_sizes or graph.dynamic:
         return graph
     if live is not None:
-        from autoshard.api.live_model import captured_again
+        from autoshard.api.live_model import recaptured
 
-        return captured_again(live, graph)
-    return workflow.with_sizes_asked(graph, spec, dict(arguments))
+        return recaptured(live, graph)
+    return workflow.with_probed_sizes(graph, spec, dict(arguments))

@@ -18,7 +18,7 @@ from autoshard.ir.plan import KEEP_SOME, Plan, SizeStep
 from autoshard.replay.command_line import dynamic_text
 from autoshard.replay.expected_step import expected_styles
 from autoshard.replay.resize import reapply
-from autoshard.replay.sized_plans import Asked, Sized
+from autoshard.replay.sized_plans import Sized, SizedRequest
 from autoshard.rules.resize.captured_batch import captured_with
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.search.build_plan import Origin
@@ -65,7 +65,7 @@ def planned_step(model: CapturedModel, hardware: Hardware, wanted: SearchRequest
         graph, plan = joint_plan(joint, hardware, origin, known)
         plan = replace(plan, search=replace(plan.search, sizes=sizes))
     steps, sentences = step_text.steps(joint), step_text.sentences(joint)
-    options = _as_found(wanted.step, joint, model.graph).text
+    options = _fixed_request(wanted.step, joint, model.graph).text
     options += f" --strategy {wanted.strategy}" if wanted.strategy != "best" else ""
     plan = replace(plan, search=replace(plan.search, step_options=options, steps=steps, step_messages=sentences))
     plan = with_ranks(with_unused_fusion(plan, graph))
@@ -94,7 +94,9 @@ def _expected(
     for one in every:
         reordered = replace(joint, best=one, others=tuple(other for other in every if other is not one))
         graph, plan = joint_plan(reordered, hardware, origin)
-        evaluator = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
+        evaluator = SizedRequest(
+            graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points]
+        )
         if evaluator.holds(plan) or not candidates:
             peak = plan.peak_within(joint.room_bytes)
             reordered = replace(reordered, best=replace(one, program_seconds=plan.step_seconds, program_bytes=peak))
@@ -110,7 +112,7 @@ def _expected(
     return best[0], best[1], replace(best[2].plan, search=search)
 
 
-def _as_found(step: StepRequest, joint: JointResult, graph: Graph) -> StepRequest:
+def _fixed_request(step: StepRequest, joint: JointResult, graph: Graph) -> StepRequest:
     """Request for exactly this step: all that was found outside its blocks is fixed, so that the search is quick."""
     choice = joint.best.problem.choice
     several = choice.stages > 1
@@ -121,24 +123,24 @@ def _as_found(step: StepRequest, joint: JointResult, graph: Graph) -> StepReques
         stages=choice.stages,
         virtual_stages=choice.virtual_stages if several else None,
         schedule=choice.schedule if several else None,
-        recompute=step.recompute if asks_to_recompute(graph) else _again(step, joint),
+        recompute=step.recompute if asks_to_recompute(graph) else _recompute_text(step, joint),
         micro_batch=choice.micro_batch,
         zero=None if step.enable_parallel_optimizer else choice.zero,
         pins=step.pins if several else (),
     )
 
 
-def _again(step: StepRequest, joint: JointResult) -> str | None:
+def _recompute_text(step: StepRequest, joint: JointResult) -> str | None:
     """Kinds of recompute that its blocks have, of those that were asked for."""
     problem, blocks = joint.best.problem, joint.line.blocks
     pairs = zip(problem.kinds, joint.best.plan.points, strict=True)
     keeps = {problem.keeps[kind][point] for block, (kind, point) in zip(blocks, pairs, strict=True) if block.module}
     requested = SEARCHED if step.recompute in (None, AUTO) else str(step.recompute).split(",")
-    words = [word for word in dict.fromkeys((*requested, TENSORS)) if _is_kept(word, keeps)]
+    words = [word for word in dict.fromkeys((*requested, TENSORS)) if _keeps_word(word, keeps)]
     return ",".join(words) or step.recompute
 
 
-def _is_kept(word: str, keeps: set[str]) -> bool:
+def _keeps_word(word: str, keeps: set[str]) -> bool:
     some = any(keep.startswith(KEEP_SOME) for keep in keeps)
     return some if word == TENSORS else RECOMPUTE[word] in keeps
 
@@ -173,12 +175,12 @@ def _fitting(
     less room; where this makes the step slower, limits between are tried. InfeasibleError where none is found."""
     limit = hardware.usable_memory_bytes if wanted.memory_limit_bytes is None else wanted.memory_limit_bytes
     stores = FrontStores(graph, hardware)
-    first = _made(graph, hardware, wanted, origin, limit, stores)
+    first = _best_answer(graph, hardware, wanted, origin, limit, stores)
     sizes, too_much, room, fitting = [first.bytes], limit, limit, first if fits(first.bytes, limit) else None
 
-    def within(room: float) -> _Made:
+    def within(room: float) -> _JointAnswer:
         narrower = replace(first.asked, memory_limit_bytes=room)
-        return _made(graph, hardware, narrower, origin, limit, stores, first.found)
+        return _best_answer(graph, hardware, narrower, origin, limit, stores, first.found)
 
     for attempt in range(ROUNDS):
         if fitting is not None:
@@ -207,7 +209,7 @@ def _fitting(
 
 
 @dataclass(frozen=True, eq=False)
-class _Made:
+class _JointAnswer:
     """Result `found` of a joint search, its plan of `graph`, and the request `asked` for it."""
 
     found: JointResult
@@ -225,7 +227,7 @@ class _Made:
         return self.found.best.program_seconds
 
 
-def _made(
+def _best_answer(
     graph: Graph,
     hardware: Hardware,
     wanted: SearchRequest,
@@ -233,7 +235,7 @@ def _made(
     limit_bytes: float,
     stores: FrontStores,
     wider: JointResult | None = None,
-) -> _Made:
+) -> _JointAnswer:
     """Best step that can be made a plan. Which weights or buffers parts of a model may not share is known of the parts
     alone: where the best can't be made, a search of fewer parts follows, as far as the request allows that.
     `limit_bytes` limits programs, among which those that fit are chosen; `wider`: the result within a larger limit,
@@ -241,12 +243,12 @@ def _made(
     joint = replace(searched_step(graph, hardware, wanted, stores, wider is None), limit_bytes=limit_bytes)
     joint = replace(joint, bound=wider.bound) if wider else joint
     try:
-        return _Made(*confirmed(joint, hardware, origin), wanted)
+        return _JointAnswer(*confirmed(joint, hardware, origin), wanted)
     except UsageError as error:
         fewer = _fewer_parts(wanted, joint.best.problem.choice)
         if fewer is None:
             raise
-        retried = _made(graph, hardware, fewer, origin, limit_bytes, stores, wider)
+        retried = _best_answer(graph, hardware, fewer, origin, limit_bytes, stores, wider)
         return replace(retried, found=replace(retried.found, undivided=((error.message, 1), *retried.found.undivided)))
 
 

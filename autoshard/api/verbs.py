@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autoshard import workflow
 from autoshard.api.plan_cache import cached_plan, folder_of_plans, store_plan
-from autoshard.api.planned import CapturedModel, PlannedModel, with_sizes_asked
+from autoshard.api.planned import CapturedModel, PlannedModel, with_probed_sizes
 from autoshard.api.settings import read_hardware, search_request
 from autoshard.api.strategies import FULL, dataset_pins
 from autoshard.cluster.hardware import Hardware, check_precision
@@ -284,7 +284,7 @@ def _files(plan: PlannedModel, extras: ReportExtras, other_numbers: bool) -> dic
     if plan.live is not None and plan.live.call.summed:
         what = f"{plan.graph.name} returns no loss, so its package could not train it"
         raise UsageError(what, "loss=torch.nn.functional.cross_entropy with targets=…; or training=False")
-    built = replace(plan.simulated, graph=with_sizes_asked(plan))
+    built = replace(plan.simulated, graph=with_probed_sizes(plan))
     return package_files.package_files(built, extras, other_numbers)
 
 

@@ -74,7 +74,7 @@ def calibrate(measured: Mapping[str, Any], hardware: Hardware, dtype: str, sourc
         Entry("host.dispatch", dispatch, "measured", f"{source}: modules of 8 numbers, forward and backward")
     )
     if "collective" not in by_name:
-        entries += _kept(hardware)
+        entries += _profile_entries(hardware)
     return Calibration(tuple(families), tuple(entries), by_name["memory"].constants["launch"])
 
 
@@ -145,7 +145,7 @@ def _attention_backward(family: Family, rows: Rows) -> float:
     return float(f"{ATTENTION_BACKWARD_FLOPS * np.median(ratios):.3g}")
 
 
-def _kept(hardware: Hardware) -> list[Entry]:
+def _profile_entries(hardware: Hardware) -> list[Entry]:
     """Constants of collectives as the profile had them."""
     shown = {"launch": 1e-6, "setup": 1e-6}
     entries = []

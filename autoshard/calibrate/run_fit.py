@@ -56,7 +56,7 @@ def run_fit(program: Program, graph: Graph, hardware: Hardware, measured: Measur
             break
         fitted = _scaled(fitted, ratios)
         comparison = _compared(program, graph, fitted, measured)
-    fitted = _with_rest(program, graph, fitted, measured)
+    fitted = _with_host_gaps(program, graph, fitted, measured)
     after = simulate(program, graph, fitted).step_seconds
     was = dict(hardware.constants)
     changed = tuple(key for key, value in fitted.constants if value != was[key])
@@ -137,7 +137,7 @@ def _scaled(hardware: Hardware, ratios: Mapping[str, float]) -> Hardware:
     return replace(hardware, constants=tuple(constants.items()), launch_seconds=launch)
 
 
-def _with_rest(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> Hardware:
+def _with_host_gaps(program: Program, graph: Graph, hardware: Hardware, measured: MeasuredStep) -> Hardware:
     """Profile with the time that no operator explains put between operators: the step is then as long as measured.
     Where it is predicted longer even with no time between, none is added."""
 

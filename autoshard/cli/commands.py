@@ -128,11 +128,11 @@ def plan(options: argparse.Namespace) -> int:
     """Find the best plan and write the package."""
     from autoshard.api import elastic_plans, verbs
     from autoshard.api.settings import read_hardware
-    from autoshard.system.process_memory import freed_is_kept
+    from autoshard.system.process_memory import keep_freed
     from autoshard.text import plan_summary
     from autoshard.text.tables import terminal_width
 
-    freed_is_kept()
+    keep_freed()
     wanted, quiet = _wanted(options), options.json
     hardware = read_hardware(options.hardware)
     to_verify = _to_verify(options)

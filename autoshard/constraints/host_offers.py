@@ -23,14 +23,14 @@ _SHARD = "rows cut over more devices, a smaller table, or a profile whose host h
 
 def offered(formulation: Formulation, pins: Sequence[Pin], limit_bytes: float) -> frozenset[str]:
     """The tables (tensors) that may lie on the host. UsageError where a pin wants one there that can't."""
-    tables = {table for pin in pins if pin.memory == ON_HOST for table in _asked(formulation, pin)}
+    tables = {table for pin in pins if pin.memory == ON_HOST for table in _tables_of(formulation, pin)}
     if tables:
         host_of(formulation.hardware)
     short = formulation.hardware.host is not None and _is_short(formulation, limit_bytes)
     return frozenset(tables | (set(host_tables(formulation.graph)) if short else set()))
 
 
-def _asked(formulation: Formulation, pin: Pin) -> list[str]:
+def _tables_of(formulation: Formulation, pin: Pin) -> list[str]:
     """The tables of what a pin names: of a module or pattern, those of its look-ups."""
     graph, tables, others = formulation.graph, [], []
     for site in (formulation.sites[node] for node in nodes_of(formulation, pin)):

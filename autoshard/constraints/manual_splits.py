@@ -29,14 +29,14 @@ def with_manual_splits(graph: Graph, texts: Sequence[str], file: Path | None = N
     model_texts = (f"op:{name}={how}" for name, how in graph.strategies)
     for text in (*model_texts, *(pin_file_texts(file) if file else ()), *texts):
         what, _, how = text.partition("=")
-        for operand, dim, lengths in _asked(said_memory(how.strip())[0], text):
+        for operand, dim, lengths in _requested_cuts(said_memory(how.strip())[0], text):
             for table in _tables(graph, what.strip(), operand, text):
                 _check(graph, table, dim, lengths, text)
                 splits[table, lengths] = None
     return graph if len(splits) == len(graph.manual_splits) else replace(graph, manual_splits=tuple(splits))
 
 
-def _asked(how: str, text: str) -> Iterator[tuple[int | None, int, Lengths]]:
+def _requested_cuts(how: str, text: str) -> Iterator[tuple[int | None, int, Lengths]]:
     """(operand, None where it is the tensor named; dim; lengths) of every cut in parts."""
     if how.startswith(("(", "[")):
         yield from parse_cuts(how, text)[2]

@@ -65,12 +65,12 @@ def recomputed_blocks(graph: Graph, blocks: tuple[str, ...], inside: bool = Fals
         if not matching and inside and any(op.module == path or op.module.startswith(f"{path}.") for op in graph.ops):
             matching = [path]
         if not matching:
-            raise _not_again(path, blocks, inside)
+            raise _no_recompute(path, blocks, inside)
         keeps |= dict.fromkeys(matching, RECOMPUTED[what])
     return keeps
 
 
-def _not_again(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
+def _no_recompute(path: str, blocks: tuple[str, ...], inside: bool) -> UsageError:
     if inside:
         message = f"recompute() of {path}: it makes no operator of the model"
         return UsageError(message, "recompute() of a module that does, or of what holds it")

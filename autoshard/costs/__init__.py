@@ -5,7 +5,7 @@ from autoshard.costs.collective import collective_seconds, joint_seconds
 from autoshard.costs.device_bytes import activation_bytes, host_bytes, optimizer_seconds, parameter_bytes
 from autoshard.costs.links import AxisLink, axis_link
 from autoshard.costs.memory_traffic import local_pass, moving_facts, moving_terms
-from autoshard.costs.operator import kept_bytes, local_seconds, op_seconds
+from autoshard.costs.operator import local_seconds, op_seconds, saved_bytes
 
 __all__ = [
     "AxisLink",
@@ -15,7 +15,6 @@ __all__ = [
     "collective_seconds",
     "host_bytes",
     "joint_seconds",
-    "kept_bytes",
     "local_pass",
     "local_seconds",
     "moving_facts",
@@ -24,5 +23,6 @@ __all__ = [
     "optimizer_seconds",
     "parameter_bytes",
     "provenance",
+    "saved_bytes",
     "step_band",
 ]

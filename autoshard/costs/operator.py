@@ -12,7 +12,7 @@ from autoshard.costs.collective import collective_seconds
 from autoshard.costs.compute import gradient_cast_seconds, local_op_seconds
 from autoshard.costs.expert_layers import EXPERTS, experts_seconds
 from autoshard.costs.host_memory import host_tasks, seconds_of
-from autoshard.costs.temporaries import kept
+from autoshard.costs.temporaries import saved_difference
 from autoshard.costs.variants import variant_collectives
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Layout, largest_shape
@@ -132,13 +132,13 @@ def _is_cell(op: Op) -> bool:
     return record(op.target).cell_weights is not None
 
 
-def kept_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
+def saved_bytes(graph: Graph, op: Op, strategy: Strategy, mesh: Mesh) -> float:
     """Bytes as of `extra_bytes` under a strategy, or what its variant keeps in their place; 0 in a graph without a
     loss, and for what the host keeps."""
     if graph.loss is None or strategy.host:
         return 0.0
     operands, results = local_tensors(graph, op, strategy, mesh)
-    extra = kept(mesh, op, strategy.variant, operands, strategy.operands, results).extra_bytes
+    extra = saved_difference(mesh, op, strategy.variant, operands, strategy.operands, results).extra_bytes
     return extra_bytes(graph, op, operands, results) if extra is None else extra
 
 

@@ -18,7 +18,7 @@ def temporary(
     return holds(mesh, op, operands, layouts, results) if holds else Temporary()
 
 
-def kept(
+def saved_difference(
     mesh: Mesh, op: Op, variant: str, operands: LocalTensors, layouts: Layouts, results: LocalTensors
 ) -> KeptTensors:
     """Difference between what is kept for backward and what the operator itself keeps."""
@@ -27,7 +27,7 @@ def kept(
 
 
 def keeps_otherwise(op: Op, variant: str) -> bool:
-    """True if `kept` differs for this operator and variant."""
+    """True if `saved_difference` is there for this operator and variant."""
     return _kernel(op, variant).keeps is not None
 
 

@@ -49,7 +49,7 @@ def emit(program: Program, plan: Plan, graph: Graph, other_numbers: bool = False
         check_dynamic(small, of_bucket.others, graph)
         files[f"smaller_{number}.py"] = model_file(small, of_bucket)
     served = server_files(plan)
-    served |= {name: _own_text(_HERE / "package" / name) for name in FILES if plan.servers.count}
+    served |= {name: _support_text(_HERE / "package" / name) for name in FILES if plan.servers.count}
     files = package(program, header, files, served)
     files["README.md"] += server_readme(plan)
     return files
@@ -75,13 +75,15 @@ def package(
 @lru_cache(maxsize=1)
 def _support_files() -> dict[str, str]:
     """Files around the model that packages have, whole."""
-    files = {path.name: _own_text(path) for path in sorted((_HERE / "package").glob("*.py")) if path.name not in FILES}
+    files = {
+        path.name: _support_text(path) for path in sorted((_HERE / "package").glob("*.py")) if path.name not in FILES
+    }
     for path in sorted((_HERE / "runtime").glob("*.py")):
         files[f"runtime/{path.name}"] = path.read_text(encoding="utf-8")
     return files
 
 
-def _own_text(path: Path) -> str:
+def _support_text(path: Path) -> str:
     return path.read_text(encoding="utf-8").removeprefix(_LINT_MARK).removeprefix(_TYPE_MARK)
 
 

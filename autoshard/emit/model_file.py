@@ -77,13 +77,13 @@ def operator_lines(program: Program, text: str, others: OtherSizes | None = None
     lines = text.splitlines()
     package = _sized(program, others or OtherSizes())
     places = operator_places(package)
-    located = _found(lines, places)
+    located = _line_places(lines, places)
     if len(located) == len(places) or not package.others:
         return located
-    return _found(lines, operator_places(with_sizes(program, package.others)))
+    return _line_places(lines, operator_places(with_sizes(program, package.others)))
 
 
-def _found(lines: list[str], places: Mapping[str, tuple[str, int, str]]) -> dict[str, tuple[int, str]]:
+def _line_places(lines: list[str], places: Mapping[str, tuple[str, int, str]]) -> dict[str, tuple[int, str]]:
     heads = {line: number for number, line in enumerate(lines)}
     located = {}
     for op, (name, line, wanted) in places.items():

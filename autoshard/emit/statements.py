@@ -12,7 +12,7 @@ from autoshard.code_text import fresh, quoted
 from autoshard.emit.code_lines import statement
 from autoshard.emit.nested_calls import with_brackets
 from autoshard.emit.variable_liveness import Liveness
-from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, kept_results
+from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, policy_results
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute
 from autoshard.program.early_reductions import ColumnParallel
 from autoshard.program.module_scopes import RANDOM, random_index, results_of
@@ -92,7 +92,7 @@ class Body:
             self.owner.access(call.path), [self.text(value) for value in call.arguments], call.keep
         )
         code = f"{self._targets(list(call.results))} = {expression}" if call.results else expression
-        return statement(code, 2, _kept_words(call.keep))
+        return statement(code, 2, _saved_comment(call.keep))
 
     def _called(self, module: str, arguments: list[str], keep: str) -> str:
         """The call of a module, or one that backward recomputes."""
@@ -118,7 +118,7 @@ class Body:
         targets = {r: slots[i, a] for a, r in carried.items()}
         results = [targets.get(r) or ("_" if v is None else self.names[v]) for r, v in enumerate(loop.results)]
         inner_call = f"{', '.join(results)} = {self._called(variable, arguments, loop.keep)}"
-        return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3, _kept_words(loop.keep))]
+        return [*statement(f"for {variable} in {each}:", 2), *statement(inner_call, 3, _saved_comment(loop.keep))]
 
     # --- operators ---
 
@@ -232,7 +232,7 @@ class Body:
         elif (cut := step.joined or step.cut) is not None:
             arguments += [str(cut.dim), *self._cut(step, cut, "", step.joined is not None)]
         arguments += [f"grad={quoted(grad)}"] if grad is not None and grad != redistribute.CALLS[name] else []
-        arguments += _kept(step)
+        arguments += _retention_arguments(step)
         return f"{name}({', '.join(arguments)})"
 
     def _column_parallel(self, op: ColumnParallel, moves: Collective) -> str:
@@ -244,7 +244,7 @@ class Body:
         if moves.joined is not None:
             arguments += [f"dim={moves.joined.dim}", *self._cut(moves, moves.joined, "", True)]
         arguments += ["float8=True"] if op.target in IN_FLOAT8.values() else []
-        arguments += _kept(moves)
+        arguments += _retention_arguments(moves)
         return f"{op.variant}({', '.join(arguments)})"
 
     def _by_index(self, step: Collective, arguments: list[str]) -> str:
@@ -253,7 +253,7 @@ class Body:
         shape = self.owner.speller.literal(self.owner.shape(before))
         arguments += [shape, quoted(str(before.layout)), quoted(str(after.layout))]
         arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
-        arguments += ["again=True"] if step.again else _kept(step)
+        arguments += ["again=True"] if step.again else _retention_arguments(step)
         return f"exchange({', '.join(arguments)})"
 
     def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
@@ -288,7 +288,7 @@ class Body:
         return re.sub(r"[A-Za-z_]\w*", readable, step.reason)
 
 
-def _kept(step: Collective) -> list[str]:
+def _retention_arguments(step: Collective) -> list[str]:
     return ["kept=True"] if step.kept else []
 
 
@@ -301,12 +301,12 @@ def _last_name(path: str) -> str:
 
 def _places(keep: str) -> str:
     """`(0, 2, "attention")`: the results that a policy keeps."""
-    places = [quoted(place) if place == ATTENTION else place for place, _ in kept_results(keep)]
+    places = [quoted(place) if place == ATTENTION else place for place, _ in policy_results(keep)]
     return f"({', '.join(places)}{',' * (len(places) == 1)})"
 
 
-def _kept_words(keep: str) -> str:
+def _saved_comment(keep: str) -> str:
     """A comment that names the kept results."""
     if keep in PLAIN:
         return "kept: what its collectives gave"
-    return f"kept: {', '.join(module for _, module in kept_results(keep))}" if keep.startswith(KEEP_SOME) else ""
+    return f"kept: {', '.join(module for _, module in policy_results(keep))}" if keep.startswith(KEEP_SOME) else ""

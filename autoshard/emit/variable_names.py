@@ -114,7 +114,7 @@ class _Namer:
                 continue
             if inherited:
                 self.from_parameter[value] = inherited
-            moved = isinstance(item, ColumnParallel) and value != _made(item, results)
+            moved = isinstance(item, ColumnParallel) and value != _main_result(item, results)
             source = names.get(operands[0], "") if moved else ""
             wanted = source or self._of_call(value, called, dying) if len(results) == 1 else source
             wanted = wanted or self._wanted(value, item, dying if len(results) == 1 else [])
@@ -260,17 +260,19 @@ class _Namer:
         for item in reversed(self.definition.body):
             if isinstance(item, ModuleCall | Loop):
                 continue
-            result = _made(item, results_of(item))
+            result = _main_result(item, results_of(item))
             passing = ahead.get(result, "") if self._on_the_way(item) else self._variable(result)
             called = record(item.target).operand_names if isinstance(item, Compute) else ()
             for operand in operands_of(item)[len(called) :]:  # logits and labels are no loss
                 if operand is not None and passing and uses[operand] == 1 and len(results_of(item)) == 1:
                     ahead[operand] = passing
-        makers = {_made(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)}
+        makers = {
+            _main_result(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)
+        }
         return {value: name for value, name in ahead.items() if value in makers and self._on_the_way(makers[value])}
 
     def _on_the_way(self, item: Compute | Collective) -> bool:
-        variable = self._variable(_made(item, results_of(item)))
+        variable = self._variable(_main_result(item, results_of(item)))
         return isinstance(item, Compute) and variable in ("", item.module.rpartition(".")[2])
 
     # --- roles: what a later operator calls the value ---
@@ -302,7 +304,7 @@ class _Namer:
         return roles
 
 
-def _made(item: Compute | Collective | None, results: Sequence[str]) -> str:
+def _main_result(item: Compute | Collective | None, results: Sequence[str]) -> str:
     """The operator's own result: a column-parallel linear returns its moved input before it."""
     return results[-1 if isinstance(item, ColumnParallel) else 0] if results else ""
 

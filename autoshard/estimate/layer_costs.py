@@ -62,7 +62,7 @@ def pieces(built: BuiltTransformer, hardware: Hardware, compiled: bool = False) 
     )  # gradients are summed once a step, beside other slots
     events = simulate(slot, built.graph, hardware, compiled).events
     last = LAYERS - 1
-    saved = kept_operators(built)
+    saved = saved_operators(built)
     rerun = tuple(e for e in events if e.instruction not in saved)
     paths = ((EMBEDDING, events), (layer(last), events), (core(last), events), (layer(last), rerun), (HEAD, events))
     return Pieces(*(_piece(built, group, path) for path, group in paths))
@@ -142,7 +142,7 @@ def _dispatched(events: Sequence[Event]) -> float:
 KEPT_COLLECTIVE = "reduce_scatter"
 
 
-def kept_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozenset[int]:
+def saved_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozenset[int]:
     """Positions, in the program, of operators of layer `index` that are not recomputed: every second product from the
     first on, attention, and reduce-scatters (torchtitan's `_save_list` and its policy)."""
     path = layer(index)
@@ -155,7 +155,7 @@ def kept_operators(built: BuiltTransformer, index: int = LAYERS - 1) -> frozense
             products += 1
             if products % 2:
                 positions.add(position)
-        elif _is_kept(instruction):
+        elif _is_saved(instruction):
             positions.add(position)
     return frozenset(positions)
 
@@ -164,7 +164,7 @@ def _is_product(instruction: Instruction) -> bool:
     return not isinstance(instruction, Collective) and isinstance(record(instruction.target).work, Product)
 
 
-def _is_kept(instruction: Instruction) -> bool:
+def _is_saved(instruction: Instruction) -> bool:
     if isinstance(instruction, Collective):
         return instruction.forward == KEPT_COLLECTIVE
     return record(instruction.target).work is Work.ATTENTION

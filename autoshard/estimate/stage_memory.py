@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from autoshard.cluster.hardware import Hardware
 from autoshard.estimate.gradient_sync import ParameterCounts
-from autoshard.estimate.layer_costs import kept_operators
+from autoshard.estimate.layer_costs import saved_operators
 from autoshard.estimate.stage_layers import layers_of
 from autoshard.estimate.state_bytes import head_gradients, states, widened_gradients
 from autoshard.estimate.transformer import TrainingRun, Transformer
@@ -78,7 +78,7 @@ def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
 
 
 @lru_cache(maxsize=1024)
-def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> KeptBytes:
+def layer_saved(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> KeptBytes:
     """Bytes that the program's last layer keeps, which stands for all. `gathered`: gathered weights are kept whole."""
     program = replace(built.program, gradient_buckets=(), weight_buckets=())
     plan = plan_memory(program, built.graph, accumulates=True)
@@ -115,7 +115,7 @@ def kept(built: BuiltTransformer, fused_loss: bool, gathered: bool = False) -> K
 
 def _of_operators(built: BuiltTransformer, alive: Sequence[Span]) -> float:
     """Bytes of the last layer's results that are not recomputed, and of what attention keeps in addition."""
-    program, positions = built.program, kept_operators(built)
+    program, positions = built.program, saved_operators(built)
     results = sum(program.largest[name].bytes for i in positions for name in results_of(program.instructions[i]))
     return results + sum(s.held.bytes for s in alive if s.held.kind == "extra" and s.start in positions)
 
@@ -181,7 +181,7 @@ def stage_memory(
     chunks = layers_of(model, run, stage)
     weights, gradients, optimizer = states(built, run, parameters, sum(chunks))
     software = held_bytes(run.software, run.precision)
-    kept_bytes = kept(built, model.fused_loss, software.gathered_inputs > 0)
+    kept_bytes = layer_saved(built, model.fused_loss, software.gathered_inputs > 0)
     each, recomputed = {
         "none": (kept_bytes.layer, 0.0),
         "selective": (kept_bytes.layer - kept_bytes.core, kept_bytes.core),

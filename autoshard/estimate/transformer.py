@@ -240,7 +240,7 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             model.layers + 2 * (run.software != PACKAGES) >= chunks,  # the embedding and the head may be chunks alone
             f"{model.layers} layers are too few for {chunks} pipeline chunks",
         ),
-        *_given_stages(model, run, chunks),
+        *_explicit_stages(model, run, chunks),
         (
             run.micro_batches * chunks <= MOST_PASSES,
             f"batch {run.batch} / (micro-batch {run.micro_batch} x dp {run.dp}) is {run.micro_batches} micro-batches "
@@ -317,7 +317,7 @@ def _experts(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
     ]
 
 
-def _given_stages(model: Transformer, run: TrainingRun, chunks: int) -> list[tuple[bool, str]]:
+def _explicit_stages(model: Transformer, run: TrainingRun, chunks: int) -> list[tuple[bool, str]]:
     layers = run.stage_layers
     message = f"stage layers {','.join(map(str, layers))}"
     return [

@@ -14,7 +14,7 @@ from autoshard.ir.layout import Layout, Shard, largest_shape
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Parts
-from autoshard.ir.problem import Floats, Problem, Value, kept, memory
+from autoshard.ir.problem import Floats, Problem, Value, memory, target_spans
 from autoshard.rules.algebra.strategy import Strategy
 
 
@@ -87,7 +87,7 @@ def _alive(problem: Problem, choice: Sequence[int]) -> list[float]:
         totals.append(float(node.bytes[chosen]) if start <= now < stop else 0.0)
     for value in problem.values:
         first = _first(value, choice)
-        for target, (start, stop) in kept(value, choice).items():
+        for target, (start, stop) in target_spans(value, choice).items():
             if start <= now < stop:
                 totals[first[target]] += float(value.bytes[target])
     return totals

@@ -363,7 +363,7 @@ class Pricer:
         for s, strategy in enumerate(kind.strategies):
             key = s if strategy.variant or strategy.host else tuple(shapes[s] for shapes in locals_)
             if key not in known:
-                size = costs.kept_bytes(self.graph, op, strategy, self.mesh) if has_loss else 0.0
+                size = costs.saved_bytes(self.graph, op, strategy, self.mesh) if has_loss else 0.0
                 known[key] = sum(costs.op_seconds(self.hardware, self.mesh, self.graph, op, strategy)), size
             seconds, size = known[key]
             table[:, s] = seconds + _ties(strategy), size

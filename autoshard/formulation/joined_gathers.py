@@ -1,4 +1,4 @@
-"""Gathers of one weight over one axis after the other, which may run as one over all of these (`weight_way`).
+"""Gathers of one weight over one axis after the other, which may run as one over all of these (`weight_path`).
 
 Separate gathers of a small weight may be cheaper; together with those of others the joint one may take less than the
 bytes of both, or use another link. So each row counts the minimum of separate and joint.

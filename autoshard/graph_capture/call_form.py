@@ -131,7 +131,7 @@ def arguments_of(model: nn.Module, inputs: Any, targets: Any = None, loss: LossF
     if not isinstance(inputs, Mapping):
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
         return _with_loss(Arguments(args, {}, target_args), loss)
-    taken, named = _keywords(own_forward(model)), _named(own_forward(model))
+    taken, named = _keywords(user_forward(model)), _named(user_forward(model))
     of_loss = [] if loss is None else _named(loss)[1:]  # after the model's output
     kwargs = {
         str(key): value
@@ -210,7 +210,7 @@ class ModelCall:
 
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
         """A forward of flat tensors, in the order of `names`, that returns flat tensors by name (one alone: itself)."""
-        original = own_forward(model)
+        original = user_forward(model)
 
         def forward(*tensors: Tensor) -> Any:
             call: Arguments = rebuilt(self.form, tensors)
@@ -281,7 +281,7 @@ def _unique(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def own_forward(model: nn.Module) -> Callable[..., Any]:
+def user_forward(model: nn.Module) -> Callable[..., Any]:
     """The forward that the user wrote."""
     forward: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
     return forward
@@ -292,7 +292,7 @@ def by_name(model: nn.Module, arguments: Arguments) -> Arguments:
 
     Those equal to their default are left out. Unchanged if the forward takes arguments by position only.
     """
-    signature = inspect.signature(own_forward(model))
+    signature = inspect.signature(user_forward(model))
     kinds = {p.kind for p in signature.parameters.values()}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
         return arguments

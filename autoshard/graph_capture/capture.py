@@ -32,7 +32,7 @@ from autoshard.graph_capture.passes.noops import drop_noops, merge_reshapes
 from autoshard.graph_capture.passes.op_names import rename
 from autoshard.graph_capture.passes.operator_patterns import fold_formulas
 from autoshard.graph_capture.passes.recurrent_layers import split_layers
-from autoshard.graph_capture.passes.repeated_constants import twice_made
+from autoshard.graph_capture.passes.repeated_constants import duplicated_constants
 from autoshard.graph_capture.passes.repeated_heads import fold_repeats, fold_shared_heads
 from autoshard.graph_capture.passes.rewrite import deadcode
 from autoshard.graph_capture.passes.rotations import fold_rotations
@@ -68,8 +68,8 @@ _FROZEN = "a changed value under another name (an embedding: no max_norm); a buf
 _UNREGISTERED = "self.register_buffer(...) for it: a buffer is kept from step to step, and saved"
 PASSES: tuple[Callable[[Graph], Graph], ...] = (
     canonical, dense_gradients, split_layers, mark_reached, drop_noops, fold_linears, fold_bags, merge_reshapes,
-    drop_noops, fold_experts, fold_repeats, fold_shared_heads, fold_rotations, fold_formulas, deadcode, twice_made,
-    refuse_random, rename, mark_gradients, refuse_untrained, note_saved,
+    drop_noops, fold_experts, fold_repeats, fold_shared_heads, fold_rotations, fold_formulas, deadcode,
+    duplicated_constants, refuse_random, rename, mark_gradients, refuse_untrained, note_saved,
 )  # fmt: skip
 
 

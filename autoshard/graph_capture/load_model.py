@@ -22,14 +22,14 @@ from autoshard.graph_capture.call_form import (
     arguments_of,
     call_by,
     model_call,
-    own_forward,
     positions_of,
+    user_forward,
 )
 from autoshard.graph_capture.constructor.placement import WITH_MORE_VALUES, needs_values, placed
 from autoshard.graph_capture.model_spec import LOSS, check_file, check_spec, split_spec
 from autoshard.graph_capture.plain_attributes import hidden_tensors, keep_tensors, materialise
 from autoshard.graph_capture.tracing.source_lines import blame
-from autoshard.graph_capture.tracing.unchanged_model import guarded, is_own
+from autoshard.graph_capture.tracing.unchanged_model import guarded, is_not_guarded
 from autoshard.graph_capture.tracing.watched_forward import noting_autocast
 
 _IMPORTED: dict[Path, tuple[bytes, ModuleType]] = {}  # text and module of a file, as it was last imported
@@ -57,7 +57,7 @@ def load_model(
     with guarded(spec.rpartition(":")[0]), noting_autocast():
         build = find_callable(spec)
         _check_known(spec, build, build_args)
-        _check_given(spec, build, build_args)
+        _check_arguments(spec, build, build_args)
         loss = None if loss_name is None else find_callable(str(loss_name))
         model, inputs = _called(spec, build, build_args, device, loss)
         materialise(model, inputs, device)
@@ -97,7 +97,7 @@ def find_callable(spec: str) -> Callable[..., Any]:
     module, name = _module_of(spec)
     build: Callable[..., Any] | None = getattr(module, name, None)
     if build is None or not callable(build):
-        functions = sorted(key for key, value in vars(module).items() if _is_own(module, key, value))
+        functions = sorted(key for key, value in vars(module).items() if _is_defined_in(module, key, value))
         listed = f"it has {', '.join(functions)}" if functions else "it defines no functions"
         raise UsageError(
             f"{spec}: there is no function {name!r}; {listed}", f"name one as {spec.rpartition(':')[0]}:NAME"
@@ -105,7 +105,7 @@ def find_callable(spec: str) -> Callable[..., Any]:
     return build
 
 
-def _is_own(module: ModuleType, name: str, value: Any) -> bool:
+def _is_defined_in(module: ModuleType, name: str, value: Any) -> bool:
     return not name.startswith("_") and inspect.isfunction(value) and value.__module__ == module.__name__
 
 
@@ -164,7 +164,7 @@ def _module_of(spec: str) -> tuple[ModuleType, str]:
         with guarded(place):
             return (_import_file(Path(place)) if place.endswith(".py") else _import_name(place)), name
     except BaseException as error:
-        if is_own(error):
+        if is_not_guarded(error):
             raise
         raise CaptureError(f"{place} can't be imported: {blame(error)}", _ALONE.format(_import_of(place))) from error
 
@@ -228,7 +228,7 @@ def _check_known(spec: str, build: Callable[..., Any], names: Iterable[str]) -> 
             raise UsageError(f"{spec} has no argument {name!r}", f"its arguments: {listed or 'none'}")
 
 
-def _check_given(spec: str, build: Callable[..., Any], names: Collection[str]) -> None:
+def _check_arguments(spec: str, build: Callable[..., Any], names: Collection[str]) -> None:
     for name, parameter in _named(build).items():
         if parameter.default is parameter.empty and name not in names:
             raise UsageError(f"{spec} needs a value for its argument {name!r}", f"give it one with --with {name}=VALUE")
@@ -241,7 +241,7 @@ def _called(
     model, inputs, *targets = _call(spec, build, arguments, device)
     if loss is None and not targets and all_plain(inputs):
         return model, tuple(inputs)
-    positions = positions_of(own_forward(model))
+    positions = positions_of(user_forward(model))
     call, tensors = model_call(arguments_of(model, inputs, targets[0] if targets else None, loss), positions, loss)
     return call_by(model, call), tensors
 
@@ -252,7 +252,7 @@ def _call(spec: str, build: Callable[..., Any], arguments: Mapping[str, Any], de
         with placed(device) as asked_for_values:
             built = build(**arguments)
     except BaseException as error:
-        if is_own(error):
+        if is_not_guarded(error):
             raise
         if more and needs_values(error):
             return _call(spec, build, arguments, more)

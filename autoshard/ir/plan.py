@@ -230,7 +230,7 @@ class BlockPolicy:
     keep: str
 
 
-def kept_results(keep: str) -> tuple[tuple[str, str], ...]:
+def policy_results(keep: str) -> tuple[tuple[str, str], ...]:
     """(place, module) of each result that a policy names: `some: 0 attn.c_attn, attention attn` is what the first
     linear layer of the block makes, in the order in which they run, and what attention makes. ValueError for others."""
     parts = tuple(tuple(part.split(" ")) for part in keep.removeprefix(KEEP_SOME).split(", "))

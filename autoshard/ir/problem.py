@@ -93,7 +93,7 @@ def memory(problem: Problem, choice: Sequence[int]) -> Floats:
             edges += value.intervals[0]
             sizes.append(value.bytes.item(value.targets[0].item(choice[value.consumers[0]])))
             continue
-        for target, interval in kept(value, choice).items():
+        for target, interval in target_spans(value, choice).items():
             edges += interval
             sizes.append(value.bytes[target])
     delta = np.zeros(problem.horizon + 1)
@@ -105,7 +105,7 @@ def memory(problem: Problem, choice: Sequence[int]) -> Floats:
     return result
 
 
-def kept(value: Value, choice: Sequence[int]) -> dict[int, tuple[int, int]]:
+def target_spans(value: Value, choice: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Target layout -> the span over which the value is kept in it, under `choice`."""
     spans: dict[int, tuple[int, int]] = {}
     for consumer, targets, (start, stop) in zip(value.consumers, value.targets, value.intervals, strict=True):

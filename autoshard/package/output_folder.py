@@ -137,11 +137,11 @@ def _abandoned(folder: Path, kind: str) -> Iterator[Path]:
             continue
         for name in sorted(names):
             process, path = name.removeprefix(prefix).partition("-")[0], parent / name
-            if process.isdecimal() and not _lives(int(process)) and _is_own(path):
+            if process.isdecimal() and not _lives(int(process)) and _is_users(path):
                 yield path
 
 
-def _is_own(path: Path) -> bool:
+def _is_users(path: Path) -> bool:
     """A folder of this user's: what others put next to a package must not get into it."""
     try:
         status = path.lstat()

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from autoshard.ir.graph import Graph, Op, Saved
-from autoshard.ir.plan import ATTENTION, KEEPS, PLAIN, kept_results
+from autoshard.ir.plan import ATTENTION, KEEPS, PLAIN, policy_results
 from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.redistribute import LOCAL
 from autoshard.rules.algebra.operator_record import Product, Work
@@ -66,7 +66,7 @@ def storage_roots(instructions: Sequence[Instruction], graph: Graph, fixed: Iter
     return root
 
 
-def run_again(instructions: Sequence[Instruction], ids: Iterable[int], graph: Graph) -> list[int]:
+def rerun_ids(instructions: Sequence[Instruction], ids: Iterable[int], graph: Graph) -> list[int]:
     """Instructions that run again, among the instructions `ids` of a recomputed block: torch's checkpoint stops at the
     last of which autograd keeps something. That one is not run if autograd keeps its operands alone: they are kept
     before it computes."""
@@ -97,7 +97,7 @@ def is_expensive(target: str) -> bool:
     return isinstance(work, Product) or work is Work.ATTENTION or target in BY_PRODUCTS
 
 
-def found_again(
+def reused_results(
     instructions: Sequence[Instruction], ids: Iterable[int], keep: str, graph: Graph, ways: Container[str]
 ) -> set[int]:
     """Instructions among `ids`, those of a block, whose results its backward finds under a policy. `ways`: values that
@@ -105,9 +105,9 @@ def found_again(
     ids = sorted(ids)
     dear = [i for i in ids if isinstance(step := instructions[i], Compute) and is_expensive(step.target)]
     if keep in KEEPS:
-        rerun = run_again(instructions, ids, graph) if keep in PLAIN else ()
+        rerun = rerun_ids(instructions, ids, graph) if keep in PLAIN else ()
         return {*communicated(instructions, rerun, ways), *(dear if PLAIN.get(keep, keep) == "expensive" else ())}
-    places = {place for place, _ in kept_results(keep)}
+    places = {place for place, _ in policy_results(keep)}
     return {i for i, place in zip(dear, _places(instructions, dear), strict=True) if place in places}
 
 
@@ -132,7 +132,7 @@ def some_results(
     inside = any(isinstance(step := instructions[i], Compute) and step.target in WITH_PRODUCTS for i in ids)
     if inside or not all(_is_counted(instructions[i], graph) for i in dear):
         return {}
-    rerun, by_name = {*run_again(instructions, ids, graph)}, dict[str, list[int]]()
+    rerun, by_name = {*rerun_ids(instructions, ids, graph)}, dict[str, list[int]]()
     modules = {i: instructions[i].module.removeprefix(block).removeprefix(".") or "." for i in dear}
     attention = "+".join(dict.fromkeys(modules[i] for i in dear if _is_attention(instructions[i])))
     for i, place in zip(dear, _places(instructions, dear), strict=True):

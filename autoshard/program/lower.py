@@ -24,13 +24,13 @@ from autoshard.ir.plan import OUTPUT, PLAIN, OpPlan, Plan, PlanStep, Redistribut
 from autoshard.ir.program import Collective, Compute, Instruction, LocalValue, Program, ProgramParameter
 from autoshard.program.early_reductions import with_early_reductions
 from autoshard.program.gradient_buckets import gradient_buckets
-from autoshard.program.instruction_storage import communicated, run_again
+from autoshard.program.instruction_storage import communicated, rerun_ids
 from autoshard.program.label_counts import label_counts
 from autoshard.program.module_scopes import called_in
 from autoshard.program.short_lived import short_lived
 from autoshard.program.step_check import check_batch_shares
-from autoshard.program.weight_buckets import gathered_once, given_at, weight_buckets
-from autoshard.program.weights import weight_way, weight_ways, with_gathers
+from autoshard.program.weight_buckets import gathered_once, gradient_ready_at, weight_buckets
+from autoshard.program.weights import weight_path, weight_ways, with_gathers
 from autoshard.redistribute import Step, reason
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -115,7 +115,9 @@ class _Lowering:
             outputs,
             loss,
             updates,
-            gradient_buckets(parameters, instructions, self.values, self.mesh, given_at(together), plan.fusion),
+            gradient_buckets(
+                parameters, instructions, self.values, self.mesh, gradient_ready_at(together), plan.fusion
+            ),
             graph.modules,
             plan.precision,
             plan.optimizer,
@@ -128,7 +130,7 @@ class _Lowering:
             plan.fusion,
         )
         check_batch_shares(program, bool(graph.dynamic))
-        return _with_kept(program, graph)
+        return _with_retention(program, graph)
 
     # --- values ---
 
@@ -157,7 +159,7 @@ class _Lowering:
         current = self.origin[tensor]
         stored = self.values[current]
         is_weight = tensor in self.weights
-        for step in weight_way(plan.steps, stored.layout, stored.shape, self.mesh) if is_weight else plan.steps:
+        for step in weight_path(plan.steps, stored.layout, stored.shape, self.mesh) if is_weight else plan.steps:
             current = self._step(current, step, module, consumer)
         assert self.values[current].layout == layout, (tensor, self.values[current].layout, layout)
         return current
@@ -299,14 +301,14 @@ class _Lowering:
         return self._value_in(name, wanted[0].target, "", OUTPUT) if wanted else self.origin[name]
 
 
-def _with_kept(program: Program, graph: Graph) -> Program:
+def _with_retention(program: Program, graph: Graph) -> Program:
     """The program with `kept` set, as its step says."""
     paths = [path for path, keep in program.step.keeps.items() if keep in PLAIN]
     if not paths:
         return program
     ways, steps = program.once(weight_ways), list(program.instructions)
     for path in paths:
-        for i in communicated(steps, run_again(steps, called_in(program, path), graph), ways):
+        for i in communicated(steps, rerun_ids(steps, called_in(program, path), graph), ways):
             step = steps[i]
             assert isinstance(step, Collective)
             steps[i] = replace(step, kept=True)

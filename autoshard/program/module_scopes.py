@@ -62,7 +62,7 @@ def reads_of(instruction: Instruction) -> tuple[str | None, ...]:
     return (*operands, *(name for name in remade if name not in operands))
 
 
-def _again(instruction: Instruction) -> tuple[str, ...]:
+def _recomputed_modules(instruction: Instruction) -> tuple[str, ...]:
     return instruction.again if isinstance(instruction, Compute) else ()
 
 
@@ -114,7 +114,7 @@ class Scopes:
             for name in names:
                 self.uses.setdefault(name, []).append(i)
         self._ids: dict[Hashable, int] = {}
-        self._read = [(*operands_of(step), *_again(step)) for step in program.instructions]
+        self._read = [(*operands_of(step), *_recomputed_modules(step)) for step in program.instructions]
         self._results = [results_of(step) for step in program.instructions]
         self._random = [random_index(step) for step in program.instructions]
         self._inner: dict[tuple[str, str], tuple[Hashable, ...]] = {}

@@ -9,7 +9,7 @@ from autoshard.ir.program import Collective, Compute, Program, ProgramParameter
 from autoshard.program.early_reductions import LINEARS, early_linears
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.module_scopes import operands_of, results_of
-from autoshard.program.weight_buckets import given_at, parameter_paths
+from autoshard.program.weight_buckets import gradient_ready_at, parameter_paths
 from autoshard.program.weights import weight_ways
 from autoshard.rules.algebra.strategy import Strategy
 
@@ -90,7 +90,9 @@ def _check_gradients(program: Program) -> None:
     reduced = {path: bucket.axes for bucket in program.gradient_buckets for path in bucket.parameters}
     assert len(reduced) == sum(len(bucket.parameters) for bucket in program.gradient_buckets), "reduced twice"
     values = {p.path: p.value for p in program.parameters}
-    ends = backward_ends(program.instructions, program.by_name, values.values(), given_at(program.weight_buckets))
+    ends = backward_ends(
+        program.instructions, program.by_name, values.values(), gradient_ready_at(program.weight_buckets)
+    )
     starts = [bucket.after for bucket in program.gradient_buckets]
     assert starts == sorted(starts, reverse=True), starts
     for bucket in program.gradient_buckets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from autoshard.costs.temporaries import keeps_otherwise, kept
+from autoshard.costs.temporaries import keeps_otherwise, saved_difference
 from autoshard.ir.graph import Graph
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
@@ -29,7 +29,7 @@ def short_lived(
 ) -> tuple[tuple[str, ...], ...]:
     """Values of each of these storages, in order. `fixed`: inputs and what is stored; `ends`: outputs and updates."""
     root = storage_roots(instructions, graph, fixed)
-    backward = _kept(instructions, values, mesh, graph, root) if graph.loss else set()
+    backward = _saved_storages(instructions, values, mesh, graph, root) if graph.loss else set()
     lasting = {*backward, *fixed}
     enough = SMALL * sum(local_bytes(values[name], mesh) for name in lasting)
     lasting |= {root[name] for name in ends}
@@ -40,7 +40,7 @@ def short_lived(
     return tuple(map(tuple, together.values()))
 
 
-def _kept(
+def _saved_storages(
     instructions: Sequence[Instruction],
     values: Mapping[str, LocalValue],
     mesh: Mesh,
@@ -60,6 +60,6 @@ def _kept(
             operands = tuple(None if name is None else local(name) for name in step.operands)
             layouts = tuple(None if name is None else values[name].layout for name in step.operands)
             op, results = graph.by_op[step.op], tuple(map(local, step.results))
-            without = kept(mesh, op, step.variant, operands, layouts, results).without
+            without = saved_difference(mesh, op, step.variant, operands, layouts, results).without
         storages |= {root[name] for name in facts(step, graph).kept_without(without)}
     return storages

@@ -19,7 +19,7 @@ from autoshard.ir.plan import Plan, StagePart, StepPlan
 from autoshard.ir.program import Collective, Compute, Instruction, Program
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.module_scopes import random_index, reads_of, results_of
-from autoshard.program.weight_buckets import given_at, weight_buckets
+from autoshard.program.weight_buckets import gradient_ready_at, weight_buckets
 from autoshard.program.weights import weight_ways
 
 
@@ -115,7 +115,7 @@ class _Cut:
             loss=program.loss if number == self.loss_part else None,
             buffer_updates=updates,
             gradient_buckets=gradient_buckets(
-                parameters, instructions, named, program.mesh, given_at(together), program.fusion
+                parameters, instructions, named, program.mesh, gradient_ready_at(together), program.fusion
             ),
             weight_buckets=together,
             label_counts=tuple(count for count in program.label_counts if count.op in ops),
@@ -223,7 +223,7 @@ class _Whole:
             self.part_of = _parts_of(program.instructions, _starts(program.instructions, step.parts))
         self.maker = {name: i for i, instruction in enumerate(program.instructions) for name in results_of(instruction)}
         self.stored = {p.value for p in (*program.parameters, *program.buffers)}
-        self.again = _made_again(program)
+        self.again = _rebuilt(program)
 
 
 def _starts(instructions: Sequence[Instruction], parts: Sequence[StagePart]) -> list[int]:
@@ -277,7 +277,7 @@ def _placed_parts_of(program: Program, parts: Sequence[StagePart]) -> list[int]:
     return part_of
 
 
-def _made_again(program: Program) -> set[int]:
+def _rebuilt(program: Program) -> set[int]:
     """Instructions that take inputs, constants and unchanged buffers, and weights on their way to a use."""
     updated = {buffer for buffer, _ in program.buffer_updates}
     ways = program.once(weight_ways)

@@ -15,7 +15,7 @@ from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph
 from autoshard.ir.layout import PARTIAL, REPLICATE, Layout, Shard
 from autoshard.ir.mesh import Mesh
-from autoshard.ir.plan import KEEP_SOME, KEEPS, SCHEDULES, StepPlan, kept_results
+from autoshard.ir.plan import KEEP_SOME, KEEPS, SCHEDULES, StepPlan, policy_results
 from autoshard.ir.program import Collective, Compute, Program
 from autoshard.rules.resize.rebatch import batch_size
 from autoshard.units import counted
@@ -33,7 +33,7 @@ def check_step(step: StepPlan, graph: Graph) -> None:
         _check_parts(step, graph)
     modules = {path for path, _ in graph.modules}
     for path in step.keeps:
-        message = not_again(graph, path, step.micro_batches)
+        message = recompute_obstacle(graph, path, step.micro_batches)
         if message:
             raise UsageError(f"{path} can't be recomputed: {message}", "another block, or what holds it left as it is")
     for policy in step.recompute:
@@ -46,7 +46,7 @@ def check_step(step: StepPlan, graph: Graph) -> None:
 
 def _is_some(keep: str) -> bool:
     try:
-        return bool(kept_results(keep))
+        return bool(policy_results(keep))
     except ValueError:
         return False
 
@@ -103,7 +103,7 @@ def check_one_batch(step: StepPlan, what: str) -> None:
         raise UsageError(message, f"a plan without --micro-batches and --stages{places}")
 
 
-def not_again(graph: Graph, path: str, micro_batches: int = 1) -> str:
+def recompute_obstacle(graph: Graph, path: str, micro_batches: int = 1) -> str:
     """Reason why backward can't recompute module `path`; "" if it can."""
     updated = {buffer for buffer, _ in graph.buffer_updates}
     changing = [b.path for b in graph.buffers if b.tensor in updated and b.path.startswith(f"{path}.")]

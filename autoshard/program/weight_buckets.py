@@ -118,14 +118,14 @@ def _merged(
         before = result[-1] if result else None
         if before is None or before[-1].alone or group[0].alone:
             result.append(list(group))
-        elif _is_rest(before, group, size(group)) if limit is None else size([*before, *group]) <= limit:
+        elif _is_remainder(before, group, size(group)) if limit is None else size([*before, *group]) <= limit:
             before.extend(group)
         else:
             result.append(list(group))
     return result
 
 
-def _is_rest(before: list[_Gather], group: list[_Gather], size: int) -> bool:
+def _is_remainder(before: list[_Gather], group: list[_Gather], size: int) -> bool:
     """True if `before` is outside all blocks and `group` in one, or if `group` is a small rest."""
     first = all(gather.block == "" for gather in before) and group[0].block != ""
     return first or (group[0].block == "" and size < FIRST_BUCKET_BYTES)
@@ -136,7 +136,7 @@ def gathered_once(
 ) -> frozenset[int]:
     """Positions of the collectives that can go with others in a step that gathers weights once."""
     flat = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    return frozenset(gather.position for gather in _found(flat, parameters, instructions, values, once=True))
+    return frozenset(gather.position for gather in _gathers_of(flat, parameters, instructions, values, once=True))
 
 
 def _gathers(
@@ -148,10 +148,10 @@ def _gathers(
     """Collectives that gather a trainable weight, alone on its way: `once` a step, or again at most once."""
     steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
     gathering = [(i, step) for i, step in steps if (step.once if once else step.again)]
-    return _found(gathering, parameters, instructions, values, once)
+    return _gathers_of(gathering, parameters, instructions, values, once)
 
 
-def _found(
+def _gathers_of(
     flat: Sequence[tuple[int, Collective]],
     parameters: Sequence[ProgramParameter],
     instructions: Sequence[Instruction],
@@ -228,7 +228,7 @@ def block_of(module: str) -> str:
     return ""
 
 
-def given_at(buckets: Sequence[WeightBucket]) -> dict[int, int]:
+def gradient_ready_at(buckets: Sequence[WeightBucket]) -> dict[int, int]:
     """Gather -> instruction after whose backward its parameter has its gradient: when the first bucket of the next
     block is complete."""
     return {position: end for bucket, end in scattered_until(buckets) for position in bucket.gathers}

@@ -131,7 +131,7 @@ def _gradient_dtype(
     return dtype if dtype != values[step.operand].dtype else ""
 
 
-def weight_way(steps: Sequence[PlanStep], layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> list[PlanStep]:
+def weight_path(steps: Sequence[PlanStep], layout: Layout, shape: tuple[int, ...], mesh: Mesh) -> list[PlanStep]:
     """Steps that a weight of `shape`, stored in `layout`, really takes: in the form in which a block's weights go
     together. A plan prices each redistribution alone; one gather and one scatter for many weights are cheaper."""
     joined: list[PlanStep] = []

@@ -23,7 +23,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan, SizeStep
 from autoshard.ir.problem import Node, Problem, Value, changed
 from autoshard.replay.size_buckets import Held, bucket_words, bucketed
-from autoshard.replay.sized_plans import Asked, Sized
+from autoshard.replay.sized_plans import Sized, SizedRequest
 from autoshard.search.objectives import RATIO, SPEED, ratio_problem
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.style_plans import StylePlan
@@ -56,7 +56,7 @@ def expected_plan(
     with strategies of their own, if `wanted` asks for several. Level 0 minimises the mean of communication and repeated
     work, level 1 the memory at the largest sizes. InfeasibleError if none fits there.
     """
-    workload = Asked(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
+    workload = SizedRequest(graph, hardware, wanted, points, [resized(graph, dict(point.sizes)) for point in points])
     largest = search(graph).plan
     if wanted.level != SPEED:
         plan = largest
@@ -104,7 +104,7 @@ def expected_styles(
     return tuple(averaged)
 
 
-def _least_ratio(largest: Plan, workload: Asked) -> Plan:
+def _least_ratio(largest: Plan, workload: SizedRequest) -> Plan:
     """Optimum of level 0 of the weighted problem: communication and repeated work alone."""
     task, others = workload.formulated(largest.mesh)
     ratios = [replace(one, problem=ratio_problem(one)) for one in others]
@@ -133,7 +133,7 @@ def _bound(plan: Plan) -> float:
     return 0.0 if plan.step.is_whole or plan.search.meshes else plan.certificate.level_bound
 
 
-def _carried(plans: Sequence[Plan], workload: Asked) -> Iterator[Sized]:
+def _carried(plans: Sequence[Plan], workload: SizedRequest) -> Iterator[Sized]:
     """Plans of single sizes that fit at the largest."""
     seen: set[tuple[object, ...]] = set()
     for plan, at, point in zip(plans, workload.graphs, workload.points, strict=True):
@@ -149,7 +149,7 @@ def _carried(plans: Sequence[Plan], workload: Asked) -> Iterator[Sized]:
             continue
 
 
-def _weighted(largest: Plan, workload: Asked, completed: Callable[[Plan], Plan]) -> Iterator[Sized]:
+def _weighted(largest: Plan, workload: SizedRequest, completed: Callable[[Plan], Plan]) -> Iterator[Sized]:
     """Plan with the least expected sum of costs, on the mesh of `largest`."""
     task, others = workload.formulated(largest.mesh)
     problem = weighted(task.formulation, others, workload.weights)

@@ -14,7 +14,7 @@ from autoshard.ir.graph import FreeSize, Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.program import Collective, Compute, DimCut, LocalAttribute, Program
 from autoshard.replay.other_sizes import BATCH, OtherSizes, SizeNumber, followed, local_size
-from autoshard.rules.resize.captured_length import SEQUENCE, own_length
+from autoshard.rules.resize.captured_length import SEQUENCE, sequence_length
 
 UNTRIED = "it was planned from a graph of a file, without the model's code, which may compute numbers of its {}"
 STAGES = "its stages hand on tensors of fixed shapes"
@@ -38,7 +38,7 @@ def recorded_free_sizes(graph: Graph) -> tuple[FreeSize, ...]:
     see `check_dynamic`."""
     if graph.dynamic:
         return ()
-    named = (BATCH, SEQUENCE) if own_length(graph) else (BATCH,)
+    named = (BATCH, SEQUENCE) if sequence_length(graph) else (BATCH,)
     return graph.free_sizes or tuple(FreeSize(name, UNTRIED.format(name), 0, 0) for name in named)
 
 

@@ -27,7 +27,7 @@ from autoshard.program.lower import chosen_strategies, lower
 from autoshard.rules.algebra.argument_rules import NoRule
 from autoshard.rules.algebra.notation import RuleError
 from autoshard.rules.algebra.strategy import Strategy
-from autoshard.rules.resize.captured_length import SEQUENCE, own_length, relengthened
+from autoshard.rules.resize.captured_length import SEQUENCE, relengthened, sequence_length
 from autoshard.rules.resize.rebatch import batch_size, rebatched
 
 BATCH = "batch"
@@ -179,7 +179,7 @@ def _at_other_sizes(program: Program, plan: Plan, graph: Graph) -> OtherSizes:
         return OtherSizes()
     choices = chosen_strategies(plan, graph)
     batch = _lowered(program, plan, choices, graph, 2)
-    length, other = own_length(graph), _other_length(graph)
+    length, other = sequence_length(graph), _other_length(graph)
     longer = _relengthened(graph, other) if other else None
     sequence = _lowered(program, plan, choices, longer, 1) if longer else None
     samples = batch_size(graph) if batch else 0
@@ -203,7 +203,7 @@ def _alone(name: str, planned: int, other: int, program: Program | None) -> Othe
 
 def _other_length(graph: Graph) -> int:
     """Length twice as long if possible, else half; 0 for none."""
-    planned = own_length(graph)
+    planned = sequence_length(graph)
     size = next((size for size in graph.free_sizes if size.name == SEQUENCE and not size.fixed), None)
     if size is None or not planned:
         return 0

@@ -82,13 +82,13 @@ def _are_apart(graph: Graph, dynamic: DynamicSize, labels: Mapping[str, int]) ->
         size, parts = next(((size, parts) for size in sizes for parts in _PARTS if size % parts == more), (0, 1))
         if size:
             plain = replace(at_sizes(graph, sizes_of(graph) | {dynamic.name: size}), dynamic=(), follows=())
-            graph_dims = _given(plain, dict(dynamic.dims), following)
+            graph_dims = _with_padded_inputs(plain, dict(dynamic.dims), following)
             if _Walk(*graph_dims, Mesh((("all", parts),)), following, labels).reaches_the_loss():
                 return True
     return False
 
 
-def _given(graph: Graph, dims: Mapping[str, int], following: set[str]) -> tuple[Graph, dict[str, int]]:
+def _with_padded_inputs(graph: Graph, dims: Mapping[str, int], following: set[str]) -> tuple[Graph, dict[str, int]]:
     """`graph` with values that a larger size lengthens at their end (positions, their rows of a table) as inputs, and
     the dim along which each input is longer."""
     input_dims = dict(dims)

@@ -105,14 +105,14 @@ def _bad_ways(
     if len(ways) != len(plan.redistributions):
         yield "a redistribution stands in it twice"
     for move in plan.redistributions:
-        yield from _bad_way(move, plan.mesh, graph, origin)
+        yield from _path_faults(move, plan.mesh, graph, origin)
     for op in graph.ops:
         for name, layout in zip(op.operands, strategies[op.name].operands, strict=True):
             if name is not None and layout is not None and layout != origin[name] and (name, layout) not in ways:
                 yield f"op {op.name} reads {name} as `{layout}`, no redistribution leads there from `{origin[name]}`"
 
 
-def _bad_way(move: RedistributionPlan, mesh: Mesh, graph: Graph, origin: Mapping[str, Layout]) -> Iterator[str]:
+def _path_faults(move: RedistributionPlan, mesh: Mesh, graph: Graph, origin: Mapping[str, Layout]) -> Iterator[str]:
     what = f"the redistribution of {move.tensor} to `{move.target}`"
     if move.tensor not in origin:
         yield f"{what}: the model has no tensor {move.tensor}"

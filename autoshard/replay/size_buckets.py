@@ -20,7 +20,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import OUTPUT, Plan, SizeBucket
 from autoshard.program.lower import lower
-from autoshard.replay.sized_plans import Asked, Sized
+from autoshard.replay.sized_plans import Sized, SizedRequest
 from autoshard.search.build_plan import priced, redistribution
 from autoshard.search.fixed_step import predicted
 from autoshard.units import format_seconds
@@ -38,7 +38,7 @@ class Bucketed:
     seconds: tuple[float, ...]
 
 
-def bucketed(candidates: Sequence[Sized], workload: Asked, most: int, held: Held) -> Bucketed | None:
+def bucketed(candidates: Sequence[Sized], workload: SizedRequest, most: int, held: Held) -> Bucketed | None:
     """Plan of at most `most` buckets, the last without a limit, with the least expected step; None if none is
     `LEAST_GAIN` better than the best of `candidates`."""
     best = min(sized.expected(workload.points) for sized in candidates)
@@ -67,11 +67,11 @@ def _changed(bucket: SizeBucket, plan: Plan) -> int:
     return sum(op.strategy != other.strategy for op, other in zip(bucket.ops, plan.ops, strict=True))
 
 
-def _expected(one: Bucketed, workload: Asked) -> float:
+def _expected(one: Bucketed, workload: SizedRequest) -> float:
     return sum(point.weight * seconds for point, seconds in zip(workload.points, one.seconds, strict=True))
 
 
-def _bases(candidates: Sequence[Sized], workload: Asked) -> list[Sized]:
+def _bases(candidates: Sequence[Sized], workload: SizedRequest) -> list[Sized]:
     """Best candidate for each layout of parameters."""
     by_layout: dict[object, Sized] = {}
     for one in sorted(candidates, key=lambda one: one.expected(workload.points)):
@@ -102,7 +102,7 @@ def within(sizes: Mapping[str, int], box: Box) -> bool:
 class _Options:
     """Plans that store parameters as `base` does."""
 
-    def __init__(self, base: Sized, candidates: Sequence[Sized], workload: Asked, held: Held) -> None:
+    def __init__(self, base: Sized, candidates: Sequence[Sized], workload: SizedRequest, held: Held) -> None:
         self.asked = workload
         self.plans = [one for one in candidates if _stored(one.plan) == _stored(base.plan)]
         outputs = _outputs(base.plan, workload.graph)
@@ -157,7 +157,7 @@ def _outputs(plan: Plan, graph: Graph) -> tuple[str, ...]:
     return tuple(str(program.value(name).layout) for name in program.outputs)
 
 
-def _with_outputs(plan: Plan, wanted: Sequence[str], workload: Asked) -> Plan:
+def _with_outputs(plan: Plan, wanted: Sequence[str], workload: SizedRequest) -> Plan:
     """`plan`, with its outputs in the layouts `wanted`."""
     program, context = lower(plan, workload.graph), context_of(plan, workload.graph, workload.hardware)
     more = [

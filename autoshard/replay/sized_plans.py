@@ -19,7 +19,7 @@ from autoshard.solvers.common.result import fits
 
 
 @dataclass(frozen=True)
-class Asked:
+class SizedRequest:
     """A planning request: `graph` at its largest sizes, and `graphs` at those of `points`."""
 
     graph: Graph

@@ -62,7 +62,7 @@ def _has_infinity(value: Attribute) -> bool:
 
 def _may_be_infinite(graph: Graph, signs: Signs, op: Op) -> bool:
     bounded = op.target in _FINITE or record(op.target).work is Work.ATTENTION
-    if bounded or (op.target == "aten.clamp" and {"min", "max"} <= _given(op).keys()):
+    if bounded or (op.target == "aten.clamp" and {"min", "max"} <= _arguments(op).keys()):
         return False
     if not signs.infinite.isdisjoint(name for name in op.operands if name is not None):
         return True
@@ -74,7 +74,7 @@ def _may_be_infinite(graph: Graph, signs: Signs, op: Op) -> bool:
     return not known or _has_infinity(tuple(bounds.values()))
 
 
-def _given(op: Op) -> dict[str, Attribute]:
+def _arguments(op: Op) -> dict[str, Attribute]:
     return {name: value for name, value in op.attributes if value is not None}
 
 
@@ -116,7 +116,7 @@ def _always(_: Signs, op: Op) -> bool:
 
 
 def _quotient(signs: Signs, op: Op) -> bool:
-    return _at_zero(0 if "self" in _given(op) else 1)(signs, op)
+    return _at_zero(0 if "self" in _arguments(op) else 1)(signs, op)
 
 
 _POLES: dict[str, _Pole] = {
@@ -155,7 +155,7 @@ def _least(graph: Graph, signs: Signs, op: Op) -> int | None:
         least = leasts[0] if len(set(leasts)) == 1 else None
     else:
         rule = _RULES.get(op.target)
-        least = None if rule is None or "self" in _given(op) else rule(leasts, op)
+        least = None if rule is None or "self" in _arguments(op) else rule(leasts, op)
     # Small numbers are 0 in float16, and 1 / inf is.
     holds = dtype in _WIDE and signs.infinite.isdisjoint(name for name in op.operands if name is not None)
     return least if least is None or holds else 0
@@ -183,7 +183,7 @@ def _product(leasts: list[int | None], op: Op) -> int | None:
     if op.target == "aten.mul" and len(op.operands) == 2 and op.operands[0] == op.operands[1]:
         return _magnitude(leasts, op)
     factors = [*leasts, *_numbers(op)]
-    return None if None in factors or "rounding_mode" in _given(op) else min(_known(factors))
+    return None if None in factors or "rounding_mode" in _arguments(op) else min(_known(factors))
 
 
 def _numbers(op: Op) -> list[int | None]:

@@ -83,7 +83,7 @@ def _parameters(formulation: Formulation) -> frozenset[str]:
     return frozenset(parameter.tensor for parameter in formulation.graph.parameters)
 
 
-def _kept(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> dict[int, list[int]]:
+def _fitting(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> dict[int, list[int]]:
     """Strategies that fit, at the operators where some but not all do."""
     keep = {}
     for n, site in enumerate(formulation.sites):
@@ -94,7 +94,7 @@ def _kept(formulation: Formulation, fits: Callable[[Site, Strategy], bool]) -> d
 
 
 def _megatron(formulation: Formulation) -> dict[int, list[int]]:
-    return _kept(formulation, lambda site, strategy: splits_tensors(formulation.graph.by_op[site.name], strategy))
+    return _fitting(formulation, lambda site, strategy: splits_tensors(formulation.graph.by_op[site.name], strategy))
 
 
 def _whole_weights(formulation: Formulation) -> dict[int, list[int]]:
@@ -106,7 +106,7 @@ def _whole_weights(formulation: Formulation) -> dict[int, list[int]]:
         used = [layout for name, layout in zip(operands, strategy.operands, strict=True) if name in stored]
         return all(layout is None or not any(layout.shards(dim) for dim in range(8)) for layout in used)
 
-    return _kept(formulation, whole)
+    return _fitting(formulation, whole)
 
 
 def _without_dearest(formulation: Formulation, best: Choice, parts: Sequence[Parts]) -> dict[int, list[int]]:

@@ -16,7 +16,14 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_ALL, PLACED_FIELDS, BlockPolicy, PlacePlan, Plan, StagePart, StepPlan
 from autoshard.program.schedules.placed_parts import parts_on, placed_parts
-from autoshard.program.step_check import check_counts, check_step, dealt, micro_batches_of, not_again, share_words
+from autoshard.program.step_check import (
+    check_counts,
+    check_step,
+    dealt,
+    micro_batches_of,
+    recompute_obstacle,
+    share_words,
+)
 from autoshard.program.weight_buckets import block_of
 from autoshard.search.places.place_search import PlacedFound, searched_places
 from autoshard.units import format_seconds
@@ -39,7 +46,7 @@ def with_step(plan: Plan, graph: Graph, request: StepRequest) -> Plan:
         whole = replace(plan, step=StepPlan(count, request.order, recompute=recompute, zero=plan.step.zero))
         best = searched_places(whole, graph, places, stages, predicted)
         parts = parts_on(graph, best.places)
-        notes.append(_found_words(best, stages))
+        notes.append(_choice_words(best, stages))
     elif places and stages > 1:
         parts = placed_parts(graph, places)
     else:
@@ -62,7 +69,7 @@ def with_place_plans(plan: Plan, request: StepRequest, searched: Callable[[Mesh,
     return replace(plan, place_plans=tuple(PlacePlan(place, **fields) for place, fields in decided))
 
 
-def _found_words(best: PlacedFound, count: int) -> str:
+def _choice_words(best: PlacedFound, count: int) -> str:
     gap = 1 - best.bound_seconds / best.seconds if best.seconds else 0.0
     return (
         f"places: the shortest step found over {count} is {format_seconds(best.seconds)}; no assignment of modules is "
@@ -115,7 +122,7 @@ def _policies(graph: Graph, recompute: str | None, count: int) -> tuple[tuple[Bl
     called |= {path: called_modules(graph, path) for path in wanted if path not in called}
     reasons = {path: NO_CALL for path in wanted if not called[path]}
     each = {module: keep for path, keep in wanted.items() for module in called[path]}
-    reasons |= {path: not_again(graph, path, count) for path in each}
+    reasons |= {path: recompute_obstacle(graph, path, count) for path in each}
     return tuple(BlockPolicy(path, keep) for path, keep in each.items() if not reasons[path]), reasons
 
 

@@ -12,7 +12,7 @@ from autoshard.ir.graph import Graph
 from autoshard.ir.plan import Plan
 from autoshard.search.min_memory import least
 from autoshard.search.objectives import MEMORY, SPEED, Levelled, solve_level
-from autoshard.search.search_task import Found, SearchTask, candidate, timed
+from autoshard.search.search_task import SearchTask, SolvedLevel, candidate, timed
 from autoshard.solvers.common.clock import attempt, watched
 from autoshard.solvers.common.effort import LOOSE, ROUNDS
 from autoshard.solvers.common.result import OPTIMAL, fits, within_wider
@@ -23,7 +23,7 @@ TIGHTER = 1 - LOOSE  # than by proportion
 NEAR = 0.03  # relative: limits that give the same plan; what is left of one is not worth another search
 
 
-def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
+def fitted(task: SearchTask) -> tuple[SearchTask, SolvedLevel]:
     """Solver's optimum whose program fits, and its search: with tables in host memory, if none fits without.
 
     Raises InfeasibleError with the known reasons why none fits.
@@ -37,7 +37,7 @@ def fitted(task: SearchTask) -> tuple[SearchTask, Found]:
     return other, _explained_fit(other)
 
 
-def _explained_fit(task: SearchTask) -> Found:
+def _explained_fit(task: SearchTask) -> SolvedLevel:
     try:
         with watched(task.clock):  # the bound on memory too
             return _fitted(task)
@@ -48,7 +48,7 @@ def _explained_fit(task: SearchTask) -> Found:
         raise _explained(error, task) from error
 
 
-def _styled(task: SearchTask) -> Found | None:
+def _styled(task: SearchTask) -> SolvedLevel | None:
     """Best known style that fits, if the search itself found no plan."""
     best = task.best_style()
     if best is None:
@@ -56,10 +56,10 @@ def _styled(task: SearchTask) -> Found | None:
     name, choice = next((name, choice) for name, choice in task.known_styles() if task.styles.get(name) == best)
     levelled = task.levelled(choice, task.solver, cut=task.clock.cut)
     plan = task.plan(levelled.solution)
-    return Found(levelled, plan, task.memory_limit_bytes, (candidate(STYLES[name].title, plan, ""),))
+    return SolvedLevel(levelled, plan, task.memory_limit_bytes, (candidate(STYLES[name].title, plan, ""),))
 
 
-def _fitted(task: SearchTask) -> Found:
+def _fitted(task: SearchTask) -> SolvedLevel:
     """Plan solved without the limit first, then with it, tightened if the program exceeds the solver's estimate."""
     if task.level == MEMORY:
         return least(task, ())
@@ -71,7 +71,7 @@ def _fitted(task: SearchTask) -> Found:
         if of_other.predicted_seconds <= plan.predicted_seconds:
             free, name, plan = other, other_name, of_other
     if task.holds(plan):
-        return Found(free, plan, task.memory_limit_bytes, (candidate(name, plan, ""),))
+        return SolvedLevel(free, plan, task.memory_limit_bytes, (candidate(name, plan, ""),))
     first = candidate("without the memory limit", plan, "too large")
     target, quickly = task.memory_limit_bytes, task.solver == "auto"
     for round_ in range(ROUNDS):
@@ -83,7 +83,9 @@ def _fitted(task: SearchTask) -> Found:
         if task.holds(plan):
             if round_:  # what was proved within a tighter limit is not said of this one
                 levelled = task.levelled(levelled.solution.choice, levelled.solution.solver, cut=levelled.cut)
-            return Found(levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, "")))
+            return SolvedLevel(
+                levelled, plan, target, (first, candidate(f"{named(levelled)} within the limit", plan, ""))
+            )
         target = (
             min(target, levelled.solution.peak_bytes) * task.memory_limit_bytes / plan.predicted_peak_bytes * TIGHTER
         )

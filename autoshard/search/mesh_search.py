@@ -16,7 +16,7 @@ from autoshard.ir.plan import MeshTried, Plan
 from autoshard.search.memory_fit import fitted
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.search_task import Found, Log, SearchTask, prepare
+from autoshard.search.search_task import Log, SearchTask, SolvedLevel, prepare
 from autoshard.search.select_plan import begin, best, marked
 from autoshard.solvers.common.solver_options import Options, PartialClock
 
@@ -35,7 +35,7 @@ class _Tried:
     bound_seconds: float
     outcome: str = ""
     task: SearchTask | None = None
-    found: Found | None = None
+    found: SolvedLevel | None = None
 
 
 def meshes(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
@@ -163,7 +163,7 @@ def compute_bound(task: SearchTask) -> float:
     return sum(float(split.seconds(n)[0].min()) for n, site in enumerate(sites) if site.kind == "op")
 
 
-def _figure(result: Found, level: int) -> float:
+def _figure(result: SolvedLevel, level: int) -> float:
     """Figure that meshes are compared by: what the level minimises; for the peak and the step, the program's."""
     if level == RATIO:
         return result.levelled.objective
@@ -201,6 +201,6 @@ def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan, level: int) -> Me
     return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)
 
 
-def _present(result: Found | None) -> Found:
+def _present(result: SolvedLevel | None) -> SolvedLevel:
     assert result is not None
     return result

@@ -17,7 +17,7 @@ from autoshard.formulation.memory_bound.memory_lower_bound import MemoryLowerBou
 from autoshard.ir.plan import Candidate
 from autoshard.search.contenders import Choice, contenders
 from autoshard.search.objectives import MEMORY, lean_plans, solve_level
-from autoshard.search.search_task import Found, SearchTask, candidate, timed
+from autoshard.search.search_task import SearchTask, SolvedLevel, candidate, timed
 from autoshard.solvers.common.result import OPTIMAL, Solution, none_within
 from autoshard.solvers.portfolio import FEW_CHOICES
 from autoshard.styles.known_styles import STYLES
@@ -28,7 +28,7 @@ _IN_A_ROW = 2  # programs that need more than another, after which no more are t
 SHARES = (0.25, 0.5, 0.75)  # of the way from the least memory to that of the fastest plan, in logarithms
 
 
-def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
+def least(task: SearchTask, before: tuple[Candidate, ...]) -> SolvedLevel:
     """First plan that fits, the solver's plan of least memory before others, known styles last. InfeasibleError if none
     does: a count that programs may undercut proves nothing about them."""
     refused, quickly = None, task.solver == "auto"
@@ -45,7 +45,7 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
     first, plan = levelled.solution, task.plan(levelled.solution)
     smallest, tried = plan.predicted_peak_bytes, before
     if task.holds(plan):
-        return Found(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
+        return SolvedLevel(levelled, plan, first.peak_bytes, (*tried, candidate("least memory", plan, "")))
     if task.level == MEMORY:
         refuse(task, smallest)
     tried = (*tried, candidate("least memory by the solver's count", plan, "too large"))
@@ -54,7 +54,7 @@ def least(task: SearchTask, before: tuple[Candidate, ...]) -> Found:
         plan = task.plan(contender.solution)
         smallest = min(smallest, plan.predicted_peak_bytes)
         if task.holds(plan):
-            return Found(contender, plan, contender.solution.peak_bytes, (*tried, candidate(name, plan, "")))
+            return SolvedLevel(contender, plan, contender.solution.peak_bytes, (*tried, candidate(name, plan, "")))
         if task.stopped():
             break
     counted = f"; as the solver counts, {refused.message}" if refused else ""

@@ -9,7 +9,7 @@ from autoshard.errors import NAMED
 from autoshard.formulation.formulate import Formulation
 from autoshard.ir.plan import Plan
 from autoshard.search.build_plan import labelled
-from autoshard.search.search_task import Found, SearchTask
+from autoshard.search.search_task import SearchTask, SolvedLevel
 from autoshard.solvers.heuristics.propagation import Conflict, propagate
 from autoshard.units import format_seconds
 
@@ -21,7 +21,7 @@ DECIDED = {
 }
 
 
-def propagated(task: SearchTask, result: Found) -> Found:
+def propagated(task: SearchTask, result: SolvedLevel) -> SolvedLevel:
     """`result` with who decided each choice, and a note on each of the first few conflicts."""
     last = replace(result.candidates[-1], outcome="chosen")
     result = replace(result, candidates=(*result.candidates[:-1], last))

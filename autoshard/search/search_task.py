@@ -180,7 +180,7 @@ class SearchTask:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SolvedLevel:
     """A solved level with its plan. `target_bytes`: the solver's limit; `candidates`: what was simulated before."""
 
     levelled: Levelled

@@ -21,7 +21,7 @@ from autoshard.search.min_memory import between, others
 from autoshard.search.objectives import MEMORY, RATIO, SPEED, Levelled
 from autoshard.search.propagated_choices import propagated
 from autoshard.search.search_request import SearchRequest
-from autoshard.search.search_task import Found, Log, SearchTask, prepare, timed
+from autoshard.search.search_task import Log, SearchTask, SolvedLevel, prepare, timed
 from autoshard.search.shortest_step import EACH
 from autoshard.solvers.common.clock import watched
 from autoshard.solvers.common.result import CUT_SHORT, Solution, proved, status
@@ -50,7 +50,7 @@ def begin(task: SearchTask) -> None:
             simulate_styles(task)
 
 
-def best(task: SearchTask, result: Found) -> Plan:
+def best(task: SearchTask, result: SolvedLevel) -> Plan:
     """Plan that is best after simulating a few, with its certificate and what was tried."""
     result = propagated(task, result) if task.solver == "propagation" else _simulated(task, result)
     choice = result.levelled.solution.choice
@@ -71,7 +71,7 @@ def best(task: SearchTask, result: Found) -> Plan:
     return marked(replace(plan, certificate=certificate, search=record), task.clock.cut)
 
 
-def _certificate(task: SearchTask, result: Found, plan: Plan) -> Certificate:
+def _certificate(task: SearchTask, result: SolvedLevel, plan: Plan) -> Certificate:
     """Certificate of the plan: a bound on what its level minimises, at level 2 on the simulated step."""
     levelled = result.levelled
     objective, bound, outcome = levelled.objective, levelled.bound, levelled.status
@@ -98,7 +98,7 @@ def marked(plan: Plan, cut: bool) -> Plan:
     return replace(plan, certificate=certificate, search=replace(plan.search, cut_short=True))
 
 
-def _simulated(task: SearchTask, result: Found) -> Found:
+def _simulated(task: SearchTask, result: SolvedLevel) -> SolvedLevel:
     """Simulates the contenders, too, and keeps the program that fits and is best by the level."""
     first = result.levelled
     levelled: dict[Choice, Levelled] = {first.solution.choice: first}
@@ -136,7 +136,7 @@ def _in_time(clock: Clock, others: Iterator[tuple[str, Choice]]) -> Iterator[tup
             return
 
 
-def _others(task: SearchTask, result: Found) -> Iterator[tuple[str, Choice]]:
+def _others(task: SearchTask, result: SolvedLevel) -> Iterator[tuple[str, Choice]]:
     """Plans to simulate in addition to the optimum: none at level 0, which is not about the simulated step."""
     if task.level == RATIO or task.stopped():
         return

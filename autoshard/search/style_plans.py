@@ -85,7 +85,7 @@ def style_plans(
         also = gathered_low if low is not graph and STYLES[name].low_weights and name not in itself else None
         return _Comparison(name, formulation, {**(known or {}), **itself}, also)
 
-    plans = tuple(_kept(comparison(name), clock, answers) for name in STYLES)
+    plans = tuple(_cached_plan(comparison(name), clock, answers) for name in STYLES)
     answers.save()
     return plans
 
@@ -100,7 +100,7 @@ def _of_step(
     for name, style in STYLES.items():
         meaning = f"{style.meaning}; --strategy {name}"
         try:
-            draft = _made(name, formulation, clock)
+            draft = _style_plan(name, formulation, clock)
             if not isinstance(draft, str):
                 draft = predicted(replace(draft, step=replace(plan.step, zero=StepPlan().zero, batch_shares=())), graph)
         except UserError as error:
@@ -137,7 +137,7 @@ def _itself(plan: Plan) -> dict[str, Plan]:
     return {name: plan for name in decided & STYLES.keys() if len(decided) == 1 and not plan.step.parts}
 
 
-def _kept(comparison: _Comparison, clock: Clock, answers: SearchCache) -> StylePlan:
+def _cached_plan(comparison: _Comparison, clock: Clock, answers: SearchCache) -> StylePlan:
     """Plan of a style by the sum of costs, cached unless a search has simulated it: equal for every level and limit."""
     key = f"style {comparison.name}" + (", weights gathered low" if comparison.low else "")
     if comparison.name in comparison.known or not unhurried(clock):
@@ -151,7 +151,7 @@ def _kept(comparison: _Comparison, clock: Clock, answers: SearchCache) -> StyleP
     return plan
 
 
-def _made(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
+def _style_plan(name: str, formulation: Formulation, clock: Clock) -> Plan | str:
     """The style's plan, or why there is none."""
     if clock.left <= 0:
         return "not simulated: the search was out of time"
@@ -176,7 +176,7 @@ def _simulated(comparison: _Comparison, clock: Clock) -> StylePlan:
     if name in comparison.known:
         known = comparison.known[name]
         return StylePlan(comparison.title, comparison.meaning, known.predicted_seconds, known.predicted_peak_bytes)
-    draft = _made(name, formulation, clock)
+    draft = _style_plan(name, formulation, clock)
     if isinstance(draft, str):
         return StylePlan(comparison.title, comparison.meaning, reason=draft)
     draft = priced(draft, formulation.graph, formulation.hardware)

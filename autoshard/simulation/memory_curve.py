@@ -29,11 +29,11 @@ from autoshard.ir.program import Compute, GradientBucket, Program
 from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.instruction_storage import InstructionStorage, facts
 from autoshard.program.module_scopes import results_of
-from autoshard.program.weight_buckets import given_at, parameter_paths
+from autoshard.program.weight_buckets import gradient_ready_at, parameter_paths
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.timeline import Held
 from autoshard.simulation.weight_spans import flat_gradients, flat_weights
-from autoshard.simulation.working_memory import kept_by, working
+from autoshard.simulation.working_memory import saved_extra, working
 
 _PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
 
@@ -147,7 +147,9 @@ class _Lives:
         self.whole = {results_of(program.instructions[position])[0] for position in positions}
         together = [p for bucket in program.weight_buckets if bucket.once for p in bucket.gathers]
         self.once = {results_of(program.instructions[position])[0] for position in together}
-        self.ends = backward_ends(program.instructions, program.by_name, values, given_at(program.weight_buckets))
+        self.ends = backward_ends(
+            program.instructions, program.by_name, values, gradient_ready_at(program.weight_buckets)
+        )
         buckets = [(bucket, parameter_paths(program, bucket)) for bucket in program.weight_buckets]
         self.scattered = {path: min(bucket.gathers) for bucket, paths in buckets for path in paths}
         self.made: dict[str, int] = {}
@@ -157,7 +159,7 @@ class _Lives:
         self.kept_beside: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `kept_by`
         for index, instruction in enumerate(program.instructions):
             if isinstance(instruction, Compute):
-                self.kept_beside[index] = kept_by(program, graph, instruction)
+                self.kept_beside[index] = saved_extra(program, graph, instruction)
             self._visit(index, facts(instruction, graph))
 
     def _visit(self, index: int, known: InstructionStorage) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from autoshard.costs.buffers import buffers
 from autoshard.costs.operator import extra_bytes
-from autoshard.costs.temporaries import kept, temporary
+from autoshard.costs.temporaries import saved_difference, temporary
 from autoshard.ir.graph import DTYPE_BYTES, Graph
 from autoshard.ir.layout import LocalSize
 from autoshard.ir.local_op import LocalTensor
@@ -67,14 +67,14 @@ def _local(program: Program, instruction: Compute) -> tuple[LocalTensors, Layout
     return operands, layouts, tuple(program.largest[name] for name in instruction.results)
 
 
-def kept_by(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple[int, ...], float]:
+def saved_extra(program: Program, graph: Graph, instruction: Compute) -> tuple[tuple[int, ...], float]:
     """Operands that are not kept though the model's operator keeps them, and the bytes kept in addition to values:
     masks, statistics, copies. A look-up on the host keeps what it was sent there."""
     if instruction.host:
         return tuple(range(len(instruction.operands))), 0.0
     operands, layouts, results = _local(program, instruction)
     op = graph.by_op[instruction.op]
-    saved = kept(program.mesh, op, instruction.variant, operands, layouts, results)
+    saved = saved_difference(program.mesh, op, instruction.variant, operands, layouts, results)
     extra = saved.extra_bytes
     if extra is None:
         extra = extra_bytes(graph, op, operands, tuple(x for x in results if x is not None))

@@ -107,7 +107,7 @@ def with_batch(formulation: Formulation, axes: Sequence[int], *, sharded: bool) 
             note(keep, n, [s for s, strategy in enumerate(site.strategies) if not _sums(strategy)], site)
             parts_of[formulation.graph.by_op[site.name].results[0]] = frozenset([_whole(axes)])  # gathered after it
         elif site.kind == "op":
-            note(keep, n, _as_made(graph.by_op[site.name], site, axes, parts_of, known), site)
+            note(keep, n, _as_produced(graph.by_op[site.name], site, axes, parts_of, known), site)
     if axes and not split:
         over = "x".join(str(formulation.mesh.sizes[axis]) for axis in axes)
         return f"no input of {batch} samples can be split over {over} devices"
@@ -124,7 +124,7 @@ def _sums(strategy: Strategy) -> bool:
     return any(layout is not None and PARTIAL in layout.placements for layout in strategy.operands)
 
 
-def _as_made(op: Op, site: Site, axes: Sequence[int], parts_of: dict[str, Parts], known: Known) -> list[int]:
+def _as_produced(op: Op, site: Site, axes: Sequence[int], parts_of: dict[str, Parts], known: Known) -> list[int]:
     """The strategies that read everything as it was made, as far as that is known; notes what they make.
 
     What is made of no input and no weight, as a mask is, can be made in any way. `known`: answers for equal operators.

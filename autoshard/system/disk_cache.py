@@ -125,7 +125,7 @@ def disk_cache(said: str | Path | bool | None = None) -> DiskCache | None:
 
 def key_of(*parts: object) -> str:
     """A name for what depends on `parts` (by their `repr`), on autoshard's code and constants, and on the libraries."""
-    return hashlib.sha256(repr((own_code(), libraries(), parts)).encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    return hashlib.sha256(repr((code_version(), libraries(), parts)).encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 
 @cache
@@ -143,7 +143,7 @@ def _version(name: str) -> str:
 
 
 @cache
-def own_code() -> str:
+def code_version() -> str:
     """Changes with autoshard's code and constants: another one may find another plan."""
     hasher = hashlib.sha256()
     roots = {Path(__file__).resolve().parents[1]: "*.py", data_folder("costmodels"): "*.toml"}

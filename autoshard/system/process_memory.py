@@ -40,7 +40,7 @@ class _Parameter(IntEnum):
 _SETTINGS = {_Parameter.MMAP_MAX: 0, _Parameter.TRIM_THRESHOLD: 2**31 - 1, _Parameter.TOP_PAD: 64 << 20}
 
 
-def freed_is_kept() -> bool:
+def keep_freed() -> bool:
     """Keep freed memory, for a process that plans and ends: tables of three axes are gigabytes, made and freed
     repeatedly; zeroing each page every time took a tenth of a plan. What is freed is there for the next table, never
     for others.

@@ -109,7 +109,7 @@ def explain(
     Raises UsageError where `what` names nothing, or `how` can't be read.
     """
     if how is not None:
-        _check_asked(plan, graph, what, how, folder)
+        _check_question(plan, graph, what, how, folder)
     there = how is not None and said_memory(how)[1] == ON_HOST
     fixed = formulated(plan, graph, hardware, [Pin(str(what), f"{what}={how}", memory=ON_HOST)] if there else [])
     formulation = fixed.formulation
@@ -130,7 +130,7 @@ def explain(
     return Explained(plan, tuple(rows), total, outputs, why, now.notes, _left_open(plan, graph, hardware))
 
 
-def _check_asked(plan: Plan, graph: Graph, what: str | None, how: str, folder: str) -> None:
+def _check_question(plan: Plan, graph: Graph, what: str | None, how: str, folder: str) -> None:
     """Raise UsageError if `how` is a style, or `what` is None."""
     style = plain_words(how).replace(" ", "-")
     if style in STYLES:

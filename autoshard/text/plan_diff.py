@@ -106,7 +106,7 @@ def text(delta: Difference, width: int | None = None) -> str:
     rows += map(_cells, delta.changes[:ROWS])
     more = delta.changes[ROWS:]
     if not more and not delta.missing:
-        unchanged, total = map(signed_seconds, rest(delta))
+        unchanged, total = map(signed_seconds, remaining_seconds(delta))
         rows += [("the other choices, fed otherwise", "", "", unchanged), ("all choices", "", "", total)]
     return "\n".join([*lines, *table(rows, width), *([f"and {len(more)} more groups"] if more else []), *_notes(delta)])
 
@@ -115,7 +115,7 @@ def _notes(delta: Difference) -> list[str]:
     return [f"note: {note}" for note in delta.notes]
 
 
-def rest(delta: Difference) -> tuple[float, float]:
+def remaining_seconds(delta: Difference) -> tuple[float, float]:
     """Seconds that choices which stay cost more by what now reaches them, and that all choices do."""
     one, other = (plan.certificate.objective_seconds for plan in (delta.one, delta.other))
     unchanged = other - one - sum(change.seconds for change in delta.changes)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from autoshard import rules
 from autoshard.errors import NAMED, UserError
-from autoshard.graph_capture.training.float8_layers import kept_in_bfloat16
+from autoshard.graph_capture.training.float8_layers import excluded_from_float8
 from autoshard.ir.graph import CAST, Graph, Op
 from autoshard.ir.layout import Layout, Partial, Replicate, Shard
 from autoshard.ir.mesh import Mesh
@@ -222,7 +222,7 @@ def float8_words(plan: Plan, graph: Graph) -> str:
     marked = [op for op in graph.ops if op.target in PLAIN]
     chosen = chosen_strategies(plan, graph)
     uneven = [op for op in marked if runs_in_bfloat16(graph, op, chosen[op.name], plan.mesh)]
-    in_bfloat16 = [*kept_in_bfloat16(graph), *((op, SHARDS) for op in uneven)]
+    in_bfloat16 = [*excluded_from_float8(graph), *((op, SHARDS) for op in uneven)]
     reasons: dict[str, list[str]] = {}
     for op, reason in in_bfloat16:
         reasons.setdefault(reason, []).append(op.module or op.name)

@@ -66,7 +66,7 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
             (
                 f"{stage}, {kind}" if kind else str(stage),
                 "; ".join(words for words, _ in names),
-                _again(plan, {module for _, paths in names for module in paths}),
+                _recompute_text(plan, {module for _, paths in names for module in paths}),
                 format_seconds(sum(part.forward_seconds for part in parts)),
                 format_seconds(sum(part.backward_seconds for part in parts)),
             )
@@ -74,7 +74,7 @@ def stage_rows(plan: Plan, graph: Graph, timeline: StepTimeline) -> list[tuple[s
     return rows
 
 
-def _again(plan: Plan, blocks: set[str]) -> str:
+def _recompute_text(plan: Plan, blocks: set[str]) -> str:
     policies = [keep for module, keep in plan.step.keeps.items() if module in blocks]
     keeps = {KEPT.get(keep, "all but some matmuls and attention") for keep in policies}
     return ", ".join(sorted(keeps)) or "nothing"

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from autoshard.constraints.step_request import RECOMPUTE, TENSORS
-from autoshard.ir.plan import KEEP_ALL, KEEP_SOME, StepTried, kept_results
+from autoshard.ir.plan import KEEP_ALL, KEEP_SOME, StepTried, policy_results
 from autoshard.search.objectives import MEMORY, RATIO, SPEED
 from autoshard.search.search_request import SearchRequest
 from autoshard.solvers.common.result import fits
@@ -43,7 +43,7 @@ def summary(result: JointResult, wanted: SearchRequest, width: int) -> list[str]
     ]
     if result.others:
         lines += ["", *table([STEP_HEADER, *map(step_cells, steps(result))], width)]
-    for message in (*kept_some(result), *scaled(result), *narrower(result), *left_out(result)):
+    for message in (*saved_names(result), *scaled(result), *narrower(result), *left_out(result)):
         lines += wrapped(message, width)
     return lines
 
@@ -55,16 +55,18 @@ def steps(result: JointResult) -> tuple[StepTried, ...]:
 
 def sentences(result: JointResult) -> tuple[str, ...]:
     """Sentences that a plan keeps about the search."""
-    return (*certainty(result), *kept_some(result), *scaled(result), *narrower(result), *left_out(result))
+    return (*certainty(result), *saved_names(result), *scaled(result), *narrower(result), *left_out(result))
 
 
-def kept_some(result: JointResult) -> list[str]:
+def saved_names(result: JointResult) -> list[str]:
     """Names of the results kept by blocks that keep only some."""
     problem, counts = result.best.problem, Counter[str]()
     for kind, point in zip(problem.kinds, result.best.plan.points, strict=True):
         counts[problem.keeps[kind][point]] += 1
     some = {keep: count for keep, count in counts.items() if keep.startswith(KEEP_SOME)}
-    said = [f"{counted(n, 'block')} of {', '.join(path for _, path in kept_results(keep))}" for keep, n in some.items()]
+    said = [
+        f"{counted(n, 'block')} of {', '.join(path for _, path in policy_results(keep))}" for keep, n in some.items()
+    ]
     return [f"results kept: {'; '.join(said)}; {MEMORY_PRICE}"] if said else []
 
 
@@ -142,7 +144,7 @@ def _below(result: JointResult) -> str:
     return f"; its program is predicted to take {less:.1%} less than its blocks, which the bound does not speak of"
 
 
-def again(step: SolvedStep, parts: list[Part]) -> str:
+def recompute_counts(step: SolvedStep, parts: list[Part]) -> str:
     """Count of these parts' blocks by what they recompute: `full 3, selective 9`, or "nothing"."""
     problem = step.problem
     keeps = [problem.keeps[problem.kinds[k]][step.plan.points[k]] for p in parts for k in range(p.first, p.stop)]
@@ -151,7 +153,7 @@ def again(step: SolvedStep, parts: list[Part]) -> str:
 
 
 def _tried(step: SolvedStep, result: JointResult) -> StepTried:
-    size, again_ = step.program_bytes or step.peak_bytes, again(step, list(step.plan.parts))
+    size, again_ = step.program_bytes or step.peak_bytes, recompute_counts(step, list(step.plan.parts))
     why = why_not(step, result.best, result.level, result.room_bytes)
     return StepTried(**vars(step.problem.choice), again=again_, outcome=why, blocks_seconds=step.seconds,
                      program_seconds=step.program_seconds, peak_bytes=size)  # fmt: skip
@@ -179,8 +181,8 @@ def why_not(step: SolvedStep, best: SolvedStep, level: int = SPEED, room_bytes: 
 def as_dict(result: JointResult, wanted: SearchRequest) -> dict[str, Any]:
     """JSON-ready data, in SI units."""
     return {
-        "best": _found(result, result.best),
-        "others": [_found(result, step) for step in result.others],
+        "best": _joint_figures(result, result.best),
+        "others": [_joint_figures(result, step) for step in result.others],
         **_bounds(result),
         "considered": result.considered,
         "solved": result.solved,
@@ -198,7 +200,7 @@ def _bounds(result: JointResult) -> dict[str, Any]:
     return {"bound_seconds": result.bound, "gap": result.gap}
 
 
-def _found(result: JointResult, step: SolvedStep) -> dict[str, Any]:
+def _joint_figures(result: JointResult, step: SolvedStep) -> dict[str, Any]:
     problem, blocks = step.problem, result.line.blocks
     return {
         **vars(problem.choice),

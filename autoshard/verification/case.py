@@ -26,7 +26,7 @@ from autoshard.verification.comparison.compare import RankResult, compare_stages
 from autoshard.verification.comparison.proof import Proof
 from autoshard.verification.comparison.rounding_noise import Noise, amplified, measure_noise
 from autoshard.verification.comparison.tolerances import Error, first_failure, summarise
-from autoshard.verification.original.batches import at_batch, at_shapes, given_inputs, varied_micro_batch
+from autoshard.verification.original.batches import at_batch, at_shapes, example_inputs, varied_micro_batch
 from autoshard.verification.original.float64 import literal_dtype
 from autoshard.verification.original.optimizers import make_optimizer
 from autoshard.verification.original.plain_run import fault_of_model
@@ -40,7 +40,7 @@ from autoshard.verification.ranks.rank_processes import RankFailed, run_processe
 from autoshard.verification.ranks.rank_steps import Job, job_of, place_axes, run_rank
 from autoshard.verification.ranks.served_steps import SERVER_PLAN, run_served, served_notes
 from autoshard.verification.ranks.started_train import STEPS
-from autoshard.verification.training_precision import TrainingPrecisionStep, check_own, run_own
+from autoshard.verification.training_precision import TrainingPrecisionStep, check_precision, run_in_precision
 
 Sizes = Mapping[str, int]  # a dynamic size -> what it is in a step
 Backend = Literal["gloo", "lockstep"]
@@ -125,7 +125,7 @@ def case_of(
         places = [(step + number) % len(every) for number in range(micro_batches)]  # each of another size
         pairs = [varied_micro_batch(every[n], shown[n], seed + step, m) for m, n in enumerate(places)]
         varied.append([x for inputs in pairs for x in inputs])
-        unchanged.append([x for n in places for x in given_inputs(shown[n])])
+        unchanged.append([x for n in places for x in example_inputs(shown[n])])
     tries: tuple[tuple[list[list[torch.Tensor]], bool, tuple[str, ...]], ...] = (
         (varied, False, ()),
         (unchanged, False, ("the example inputs as they are: the model takes no others",)),
@@ -145,7 +145,7 @@ def case_of(
                 noise = measure_noise(module, graph, batches, make, reference, literal)
             dtypes = {name: value.dtype for name, value in state.items()}
             with attributes_put_back(module):
-                return Case(graph, reference, noise, run_own(module, graph, reference, dtypes), notes)
+                return Case(graph, reference, noise, run_in_precision(module, graph, reference, dtypes), notes)
     raise AssertionError("the last way to run the model gives a reference or raises")
 
 
@@ -229,7 +229,7 @@ def check_folder(
         results, failed = run(folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own_errors: list[Error] = []
         if own_precision and isinstance(case.own, TrainingPrecisionStep):
-            own_errors = check_own(case.own, case.reference, program, folder, timeout_seconds)
+            own_errors = check_precision(case.own, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
     errors = [*compare_stages(program, case.reference, results, case.noise), *own_errors]

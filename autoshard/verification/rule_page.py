@@ -38,9 +38,9 @@ every operand, result and gradient (notation: `autoshard/rules/algebra/notation.
 - `-` is an absent operand, `()` a scalar.
 
 Where a rule depends on arguments, up to three examples are shown. `autoshard prove` runs every operator with every
-strategy, forward and backward. An operator that is not listed gets a rule by experiment at capture
-(`autoshard/rules/proof/discover.py`), which plans mark `discovered`. If no experiment succeeds, every device runs the
-operator whole, and a warning names it.
+strategy, forward and backward. Operators that mean the same are captured as one (`flatten` as `reshape`). One that is
+not listed gets a rule by experiment at capture (`autoshard/rules/proof/discover.py`), which plans mark `discovered`. If
+no experiment succeeds, every device runs the operator whole, and a warning names it.
 """
 
 
@@ -109,14 +109,14 @@ def main() -> int:
     options = parser.parse_args()
     old, new = PATH.read_text(encoding="utf-8") if PATH.exists() else "", page()
     if options.write:
-        PATH.write_text(with_rest(old, new), encoding="utf-8")
+        PATH.write_text(with_tail(old, new), encoding="utf-8")
         return 0
-    difference = list(difflib.unified_diff(old.splitlines(), with_rest(old, new).splitlines(), lineterm=""))
+    difference = list(difflib.unified_diff(old.splitlines(), with_tail(old, new).splitlines(), lineterm=""))
     print("\n".join(difference) or f"{PATH} is up to date")
     return int(bool(difference))
 
 
-def with_rest(old: str, new: str) -> str:
+def with_tail(old: str, new: str) -> str:
     """The new page, followed by what comes after the table on the old one (written by others)."""
     tail = old.partition(END)[2].strip()
     return f"{new.rstrip()}\n\n{tail}\n" if tail else new

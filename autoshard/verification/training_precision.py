@@ -61,7 +61,7 @@ class TrainingPrecisionStep:
     moved: State = field(default_factory=dict)  # by element, the largest error of gradients with nudged weights
 
 
-def run_own(
+def run_in_precision(
     module: torch.nn.Module, graph: Graph, reference: Reference, dtypes: Mapping[str, torch.dtype]
 ) -> TrainingPrecisionStep | str:
     """The step, or why it can't be run. Restores the module to its float64 state before the first step."""
@@ -162,7 +162,7 @@ class _Rank:
     norm: float = 0.0
 
 
-def check_own(
+def check_precision(
     original: TrainingPrecisionStep, reference: Reference, program: Program, folder: Path, timeout_seconds: float
 ) -> list[Error]:
     """Error of every tensor of every rank, in lock-step. Raises LockstepError if the package can't be run."""

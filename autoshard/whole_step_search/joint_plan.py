@@ -83,7 +83,7 @@ def _joint_plan(
     )  # fmt: skip
     plan = plan_of(stored, solution, origin, joint.room_bytes, "search", pinned_nodes(stored, pins))
     step = StepPlan(
-        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, joint), _kept(best, joint),
+        choice.micro_batches, choice.schedule, choice.virtual_stages, _parts(best, joint), _block_policies(best, joint),
         samples=choice.replicas * choice.micro_batch, zero=choice.zero or 3,
         batch_shares=shares,
     )  # fmt: skip
@@ -110,7 +110,11 @@ def _joint_plan(
             *priced_plan.search.notes,
             note,
             *other_averages(line.graph, step.samples),
-            *(kept_counts(line.graph, step.samples) if holds_graph(origin.model) else followed_numbers(graph, carried)),
+            *(
+                literal_count_notes(line.graph, step.samples)
+                if holds_graph(origin.model)
+                else followed_numbers(graph, carried)
+            ),
         ),
     )
     return graph, _certified(predicted(replace(priced_plan, search=search), graph), best)
@@ -166,7 +170,7 @@ def _parts(best: SolvedStep, joint: JointResult) -> tuple[StagePart, ...]:
     return tuple(StagePart(part.stage, part.chunk, ops[blocks[part.first].first].name) for part in best.plan.parts)
 
 
-def _kept(best: SolvedStep, joint: JointResult) -> tuple[BlockPolicy, ...]:
+def _block_policies(best: SolvedStep, joint: JointResult) -> tuple[BlockPolicy, ...]:
     """Policy of each block; for a module that occurs several times, the one that keeps least."""
     problem, keeps = best.problem, dict[str, str]()
     for k, point in enumerate(best.plan.points):
@@ -195,7 +199,7 @@ def other_averages(graph: Graph, samples: int) -> list[str]:
     return [f"{norms} of {samples} samples together, where the model was captured with {batch}: other averages"]
 
 
-def kept_counts(graph: Graph, samples: int) -> list[str]:
+def literal_count_notes(graph: Graph, samples: int) -> list[str]:
     """Notes for a graph without its model's code: it does not show which numbers Python computed from the batch (`loss
     / len(x)`), and all stay unchanged. Lists those that may be: the samples or elements of an input."""
     batch = batch_size(graph)

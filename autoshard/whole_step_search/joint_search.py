@@ -21,7 +21,7 @@ from autoshard.constraints.recomputed_blocks import called_modules
 from autoshard.errors import InfeasibleError
 from autoshard.ir.graph import Graph
 from autoshard.ir.plan import KEEP_SOME, PLAIN
-from autoshard.program.step_check import not_again
+from autoshard.program.step_check import recompute_obstacle
 from autoshard.search.objectives import SPEED
 from autoshard.whole_step_search.best_first import Later, Problem, best_steps
 from autoshard.whole_step_search.blocks.block_costs import BlockCosts
@@ -77,12 +77,12 @@ def joint_search(
         log.no("several parts of each stage: stages of several kinds of devices have one")
         choices = [choice for choice in choices if choice.virtual_stages == 1]
     kinds = tuple(block.kind for block in line.blocks)
-    named = {block.kind for block in line.blocks if block.module and _is_again(graph, block.module)}
+    named = {block.kind for block in line.blocks if block.module and _is_recomputable(graph, block.module)}
     offered = [(recompute[kind],) if kind in recompute else space.keeps for kind in range(max(kinds) + 1)]
     keeps = tuple(policies if kind in named else ("all",) for kind, policies in enumerate(offered))
 
     def problems_of(own_choices: list[ParallelConfig]) -> list[Problem]:
-        splits = {choice: _kept_splits(store, choice, log) for choice in own_choices}
+        splits = {choice: _pinned_splits(store, choice, log) for choice in own_choices}
         for choice in sorted(own_choices, key=lambda choice: -choice.micro_batch):  # where the host hides least
             for costed in splits[choice] if choice.zero else ():
                 store.sharded(costed)
@@ -138,7 +138,7 @@ def _of_kinds(
     return replace(problem, by_stage=problems) if choice.stages > 1 else replace(problem, by_replica=problems)
 
 
-def _kept_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs) -> tuple[SplitCosts, ...]:
+def _pinned_splits(store: FrontStore, choice: ParallelConfig, log: RejectedConfigs) -> tuple[SplitCosts, ...]:
     """Splits of an outer choice that satisfy the pins; if there are none, the log says why, by an example of each
     pin."""
     try:
@@ -193,10 +193,10 @@ def _has_some(keeps: tuple[str, ...]) -> bool:
     return any(keep.startswith(KEEP_SOME) for keep in keeps)
 
 
-def _is_again(graph: Graph, path: str) -> bool:
+def _is_recomputable(graph: Graph, path: str) -> bool:
     """Can the whole block be recomputed?"""
     called = called_modules(graph, path)
-    return bool(called) and not any(not_again(graph, module, 2) for module in called)
+    return bool(called) and not any(recompute_obstacle(graph, module, 2) for module in called)
 
 
 def _allowed(stage_of: dict[int, int], stages: int, blocks: int) -> np.ndarray | None:

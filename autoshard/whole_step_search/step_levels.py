@@ -121,7 +121,7 @@ def _leanest_plans(problem: StepProblem) -> list[StagePlan | None]:
 # --- level 0 ---
 
 
-def _least_rest(choice: OuterChoice) -> float:
+def _overhead_bound(choice: OuterChoice) -> float:
     """Lower bound on the overhead of every plan, whatever memory there is."""
     problem = choice.problem
     owns, count = problem.once(overhead_fronts), problem.choice.micro_batches
@@ -131,7 +131,7 @@ def _least_rest(choice: OuterChoice) -> float:
     return mean_seconds(problem, sum(least[kind] for kind in problem.kinds) + sent) * (1 - ROUNDING)
 
 
-def _fitting_rest(choice: OuterChoice) -> float:
+def _fitting_overhead(choice: OuterChoice) -> float:
     """Lower bound on the overhead of every plan that fits as it is simulated."""
     problem = choice.problem
     roomy = replace(problem, capacity_bytes=problem.capacity_bytes * (1 + ROUNDING))
@@ -171,8 +171,8 @@ OBJECTIVES: Sequence[Objective] = (  # by level
     Objective(
         level=RATIO,
         known=lambda problem, plan, costs: overhead_of(problem, plan),
-        bounds=(_least_rest, _fitting_rest),
-        proofs=lambda best: (_least_rest, _fitting_rest),
+        bounds=(_overhead_bound, _fitting_overhead),
+        proofs=lambda best: (_overhead_bound, _fitting_overhead),
         solved=_least_overhead,
         text=format_seconds,
     ),

@@ -19,7 +19,7 @@ from autoshard.whole_step_search.step_costs import StepProblem
 
 def overhead_fronts(problem: StepProblem) -> tuple[Front, ...]:
     """Fronts by kind: points with their memory, and overhead in place of their seconds."""
-    return tuple(_rest(problem, kind, curve) for kind, curve in enumerate(problem.fronts))
+    return tuple(_overhead_curve(problem, kind, curve) for kind, curve in enumerate(problem.fronts))
 
 
 def with_overhead(problem: StepProblem, counted: StageProblem) -> StageProblem:
@@ -52,7 +52,7 @@ def mean_seconds(problem: StepProblem, each: float) -> float:
     return problem.choice.micro_batches * each / problem.choice.stages
 
 
-def _rest(problem: StepProblem, kind: int, curve: BlockFront) -> Front:
+def _overhead_curve(problem: StepProblem, kind: int, curve: BlockFront) -> Front:
     costs, zero, mesh, hardware = problem.costs[kind], problem.choice.zero, problem.mesh, problem.hardware
     recompute = dict(costs.again_seconds)
     each = [costs.rest_seconds + recompute[keep] + _between_replicas(problem, kind, keep) for keep in curve.keeps]

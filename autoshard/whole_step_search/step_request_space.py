@@ -56,7 +56,7 @@ def searched_step(
         space_of(line, wanted),
         capacity,
         stage_of=_pinned(line, wanted.step.pins),
-        recompute=_again(graph, line, wanted),
+        recompute=_recompute_policies(graph, line, wanted),
         level=wanted.level,
         pins=pins,
         request=SplitRequest("" if wanted.strategy == "best" else wanted.strategy, wanted.all_to_all),
@@ -179,7 +179,7 @@ def _shared_by_all(line: BlockLine) -> str:
     return next((p.path for p in trained if all(p.tensor in names for names in read)), "") if len(run) > 1 else ""
 
 
-def _again(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, str]:
+def _recompute_policies(graph: Graph, line: BlockLine, wanted: SearchRequest) -> dict[int, str]:
     """Policies of the kinds of blocks that the model wants recomputed. UsageError if equal blocks have different
     ones."""
     if wanted.step.recompute is not None:

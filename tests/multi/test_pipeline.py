@@ -250,7 +250,7 @@ FAULTS = {
     "numbers of another micro-batch": ("runtime/recompute.py", "with _at(random, moment), results:", "with results:"),
     "a tied weight by itself": ("train.py", "mesh.stages.sum_shared(parameters, SHARED)", "pass"),
     "a tied weight counts twice": ("train.py", "max_norm, SHARED)", "max_norm)"),
-    "gradients of the sum": ("runtime/places.py", "made[0] / len(self.micro_batches)", "made[0]"),
+    "gradients of the sum": ("runtime/places.py", "output[0] / len(self.micro_batches)", "output[0]"),
 }
 
 

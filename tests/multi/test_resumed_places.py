@@ -58,7 +58,7 @@ PLANTED = (
         "_fill(wanted, ",
         '_fill({k: v for k, v in wanted.items() if k[-4:] != "_avg"}, ',
     ),
-    ("runtime/checkpoint.py", "wanted[key][1] is not own", "wanted[key][1] is None"),
+    ("runtime/checkpoint.py", "wanted[key][1] is not spec", "wanted[key][1] is None"),
     ("start_state.py", "options.seed = saved_seed(last_checkpoint(options.resume))", "options.seed = 0"),
 )
 

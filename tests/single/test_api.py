@@ -110,7 +110,7 @@ def test_a_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     autoshard.plan(model, x, **WHERE, level="memory")
     autoshard.plan(model, x[:4], **WHERE)
     assert len(calls) == 3
-    monkeypatch.setattr(disk_cache, "own_code", lambda: "of another autoshard")
+    monkeypatch.setattr(disk_cache, "code_version", lambda: "of another autoshard")
     autoshard.plan(model, x, **WHERE)
     assert len(calls) == 4
     monkeypatch.undo()

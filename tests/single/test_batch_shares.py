@@ -74,10 +74,13 @@ def test_a_step_is_the_models_own_whatever_the_shares(
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("mean = total.to(torch.float64) / micro_batches if sliced else own.mean()", "mean = own.mean()"),
+        ("mean = total.to(torch.float64) / micro_batches if sliced else amounts.mean()", "mean = amounts.mean()"),
         slow("if axis.mesh.slice_at is None or axis.name != axis.mesh.slice_at[0]:", "if True:"),
         slow("at, slices = mesh.coordinates | {self.axis: coordinate}, []", "at, slices = mesh.coordinates, []"),
-        ("losses[own.number] = losses[own.number] + outputs[0].detach()", "losses[own.number] = outputs[0].detach()"),
+        (
+            "losses[piece.number] = losses[piece.number] + outputs[0].detach()",
+            "losses[piece.number] = outputs[0].detach()",
+        ),
         slow("self.coordinates = coordinates | {at[0]: at[1]}", "pass"),
     ],
 )

@@ -102,7 +102,7 @@ def test_the_sum_starts_before_the_weight_product_and_is_waited_for_after_it() -
 @pytest.mark.parametrize("dim", [None, 0])
 def test_under_autocast_gradients_are_the_same(shared: bool, dim: int | None) -> None:
     """Autocast leaves float64 alone, but goes another way through the code."""
-    axis, told, x, weight, bias = made()
+    axis, transport, x, weight, bias = made()
     results = []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
@@ -112,7 +112,7 @@ def test_under_autocast_gradients_are_the_same(shared: bool, dim: int | None) ->
                 result = torch.cat([result.tanh(), F.linear(whole.sin(), weight)])
             else:
                 result = column_parallel(x, axis, weight, bias, **options)
-        backward(told, result)
+        backward(transport, result)
         results.append([result, *gradients(x, weight, bias)])
     torch.testing.assert_close(*results)
 

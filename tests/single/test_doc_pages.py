@@ -21,7 +21,7 @@ from autoshard.rules.cases import ALL
 from autoshard.rules.proof.case_text import case, floats
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
-from autoshard.verification.rule_page import page, with_rest
+from autoshard.verification.rule_page import page, with_tail
 from autoshard.verification.rule_table import prove_case
 from tests import launched
 
@@ -52,7 +52,7 @@ RULES_PAGE_PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 
 def test_the_page_is_up_to_date() -> None:
     old = RULES_PAGE_PAGE.read_text(encoding="utf-8")
-    assert old == with_rest(old, page()), "python -m autoshard.verification.rule_page --write"
+    assert old == with_tail(old, page()), "python -m autoshard.verification.rule_page --write"
 
 
 def test_every_operator_is_on_the_page() -> None:
@@ -63,7 +63,7 @@ def test_every_operator_is_on_the_page() -> None:
 
 
 def test_what_others_wrote_below_the_table_stays() -> None:
-    assert with_rest(page() + "\n## More\n", page()).endswith("\n\n## More\n")
+    assert with_tail(page() + "\n## More\n", page()).endswith("\n\n## More\n")
 
 
 # --- the guide is followed: its blocks add an operator to the table, which proves it and plans with it ---

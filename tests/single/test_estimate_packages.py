@@ -193,7 +193,7 @@ def test_layers_that_are_computed_again_take_what_their_own_program_does(zero: i
     """One program is measured for whatever layers keep, where it is the same; with weights gathered for each use, as
     biases over both axes are under ZeRO 1, it is another."""
     run = run_of(2, 2, 2, 4, "none", zero, "bf16-mixed", True)
-    request = package_program._asked(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), run, 2, keep, 2)
+    request = package_program._program_key(Transformer(LAYERS, HIDDEN, HEADS, SEQUENCE, 2000), run, 2, keep, 2)
     plan, graph = package_program._plan(replace(request, keep="all"), A100)
     policies = tuple(BlockPolicy(f"layers.{n}", keep) for n in range(4))
     plan = replace(plan, step=replace(plan.step, recompute=policies))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from autoshard import workflow
 from autoshard.api import live_model as live_models
 from autoshard.api.live_model import captured as live_captured
-from autoshard.api.live_model import captured_again, live_model
+from autoshard.api.live_model import live_model, recaptured
 from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
@@ -154,7 +154,7 @@ def test_what_is_known_of_a_backward_holds_for_that_call_alone(named: bool) -> N
 
 
 def captured(spec: str, **arguments: Any) -> Graph:
-    return workflow.with_sizes_asked(workflow.read_graph(workflow.ModelRequest(spec, arguments)), spec, arguments)
+    return workflow.with_probed_sizes(workflow.read_graph(workflow.ModelRequest(spec, arguments)), spec, arguments)
 
 
 def constants(graph: Graph, mesh: str, strategy: str = "best", **more: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def test_inputs_with_values_are_not_copied_without_end(monkeypatch: pytest.Monke
     graph = live_captured(live, "fp32", "adamw", True)
     for most, times in ((1 << 26, 64), (2000, 12), (1, 2)):  # 160 elements are given
         monkeypatch.setattr(live_models, "LARGEST_ELEMENTS", most)
-        assert captured_again(live, graph).free_sizes == (FreeSize("batch", "", 4, 8 * times),)
+        assert recaptured(live, graph).free_sizes == (FreeSize("batch", "", 4, 8 * times),)
 
 
 @pytest.fixture

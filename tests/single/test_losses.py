@@ -7,7 +7,7 @@ import torch
 
 from autoshard.cluster.hardware import load_hardware
 from autoshard.constraints.step_request import StepRequest
-from autoshard.costs.temporaries import kept
+from autoshard.costs.temporaries import saved_difference
 from autoshard.emit import emit
 from autoshard.emit.runtime import parallel_cross_entropy
 from autoshard.formulation.planning_context import PlanningContext
@@ -88,7 +88,9 @@ def test_what_a_cross_entropy_keeps_is_said(shape: tuple[int, ...]) -> None:
         parallel_cross_entropy(x, labels, size=10)
     _, op = one_op("aten.cross_entropy_loss", [shape, tuple(labels.shape)], [()], (1,))
     operands = (LocalTensor(shape, "bfloat16", True), LocalTensor(tuple(labels.shape), "int64", False))
-    said = kept(Mesh.parse("dp=2"), op, "parallel_cross_entropy", operands, (Layout.parse("S0"),) * 2, operands[:1])
+    said = saved_difference(
+        Mesh.parse("dp=2"), op, "parallel_cross_entropy", operands, (Layout.parse("S0"),) * 2, operands[:1]
+    )
     assert said.extra_bytes == sum(saved) - torch.float32.itemsize
 
 

@@ -24,7 +24,7 @@ from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.lower import chosen_strategies, lower
 from autoshard.program.module_scopes import operands_of
 from autoshard.program.program_check import check
-from autoshard.program.weight_buckets import given_at, parameter_paths
+from autoshard.program.weight_buckets import gradient_ready_at, parameter_paths
 from autoshard.rules import Strategy
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -85,7 +85,7 @@ def test_buckets_start_where_the_program_says(spec: str, mesh: str) -> None:
     """Each once its last gradient is made, and before backward makes one that the program completes later."""
     _, program, files = made(spec, mesh)
     values = {p.path: p.value for p in program.parameters}
-    ready_at = given_at(program.weight_buckets)
+    ready_at = gradient_ready_at(program.weight_buckets)
     ends = backward_ends(program.instructions, program.by_name, values.values(), ready_at)
     after = {bucket.parameters: bucket.after for bucket in program.gradient_buckets}
     with written(files) as folder:

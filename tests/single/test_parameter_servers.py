@@ -96,7 +96,7 @@ def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(real.module, real.tensors, plan.graph, steps=2, micro_batches=SHARES, by_rows=by_rows(plan.plan))
     files = emit(plan.simulated.program, plan.plan, plan.graph)
     faults = {
-        "runtime/servers/served_table.py": ("return int(found[0]) if len(found) else None", "return None"),
+        "runtime/servers/served_table.py": ("return int(positions[0]) if len(positions) else None", "return None"),
         "runtime/servers/parameter_server.py": (".index_add_(0, places, values)", ".index_copy_(0, places, values)"),
         "runtime/servers/share_worker.py": ("(outputs[0] / work.count)", "outputs[0]"),
     }

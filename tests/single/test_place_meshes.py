@@ -15,7 +15,7 @@ from autoshard.emit.runtime.between_meshes import MeshLayout, pieces, put, taken
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture
 from autoshard.html_report.picture.plan_picture import plan_svg
-from autoshard.html_report.picture.stage_row import given
+from autoshard.html_report.picture.stage_row import handed_bytes
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -169,10 +169,10 @@ def test_the_picture_has_places_side_by_side_with_what_they_give_each_other() ->
     for message in costs.messages:
         pair = plan.step.part_stages[message.maker], plan.step.part_stages[message.reader]
         sent[pair] = sent.get(pair, 0.0) + message.bytes
-    assert sent and given(plan, captured()) == pytest.approx(sent)
+    assert sent and handed_bytes(plan, captured()) == pytest.approx(sent)
     plan = planned("dp=2", "1:dp=2,tp=2")
     drawn = plan_svg(plan, captured(), CPU)
     assert ">place 1</text>" in drawn and ">ranks 2 to 5</text>" in drawn and ">dp=2,tp=2</text>" in drawn
-    for (maker, reader), size in given(plan, captured()).items():
+    for (maker, reader), size in handed_bytes(plan, captured()).items():
         assert f">{maker} to {reader}: {format_bytes(size)}</text>" in drawn
         assert f"place {maker} gives place {reader} {format_bytes(size)}" in drawn

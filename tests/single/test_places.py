@@ -216,8 +216,8 @@ def test_random_places_compute_the_models_own_numbers(seed: int, schedule: str, 
 @pytest.mark.parametrize(
     "fault",
     [
-        slow(("known + own", "own")),  # of a value that two parts read one gradient is lost
-        ("made[0] / len(self.micro_batches)", "made[0]"),
+        slow(("known + leaf_grad", "leaf_grad")),  # of a value that two parts read one gradient is lost
+        ("output[0] / len(self.micro_batches)", "output[0]"),
         slow(("gradient + arrived", "arrived")),
     ],
 )

@@ -192,8 +192,8 @@ PLANTED = {
         "dropout", "train.py", "log, step, judge)", "log, step - done, judge)", "resumed"
     ),
     "an inverted Bernoulli": ("bernoulli", DRAWING, "0.0, 1.0).to(p.dtype) < p)", "0.0, 1.0).to(p.dtype) > p)", "mean"),
-    "inverted noise": ("features", DRAWING, "made.bernoulli_(first,", "made.bernoulli_(1 - first,", "mean"),
-    "a narrow uniform": ("uniform", DRAWING, "made.uniform_(first, second,", "made.uniform_(0.3, 0.7,", "deviation"),
+    "inverted noise": ("features", DRAWING, "tensor.bernoulli_(first,", "tensor.bernoulli_(1 - first,", "mean"),
+    "a narrow uniform": ("uniform", DRAWING, ".uniform_(first, second,", ".uniform_(0.3, 0.7,", "deviation"),
 }  # fmt: skip
 
 

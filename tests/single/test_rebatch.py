@@ -10,7 +10,7 @@ from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph_json import dumps
 from autoshard.rules.resize.rebatch import rebatched
-from autoshard.whole_step_search.joint_plan import kept_counts, other_averages
+from autoshard.whole_step_search.joint_plan import literal_count_notes, other_averages
 from tests.models import NAMES, missing_library
 from tests.slow import slow
 
@@ -132,6 +132,6 @@ class Counted(nn.Module):
 def test_a_number_that_python_counted_is_told() -> None:
     """No rule says that it is the batch: without the model's code it stays, and the plan says so."""
     graph = capture_model(Counted(), (torch.randn(4, 3),))
-    (note,) = kept_counts(graph, 8)
+    (note,) = literal_count_notes(graph, 8)
     assert "of 4 samples, planned with 8" in note and "these may be such: 4 of div at " in note and "2 of" not in note
-    assert kept_counts(graph, 4) == []
+    assert literal_count_notes(graph, 4) == []

@@ -22,9 +22,9 @@ from autoshard.ir.program import Compute, Program
 from autoshard.program.instruction_storage import (
     LINEAR,
     WITH_PRODUCTS,
-    found_again,
     is_expensive,
-    run_again,
+    rerun_ids,
+    reused_results,
     some_results,
 )
 from autoshard.program.lower import lower
@@ -86,7 +86,7 @@ def test_backward_runs_a_block_up_to_the_last_of_which_something_is_kept(dropout
     counted = 0
     for path in repeated_blocks(graph):
         block = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
-        run = run_again(steps, block, graph)
+        run = rerun_ids(steps, block, graph)
         linear = [i for i in run if isinstance(step := steps[i], Compute) and "linear" in step.target]
         assert len(linear) == blocks_products and all(is_expensive(steps[i].target) for i in linear)
         counted += len(linear)
@@ -107,9 +107,9 @@ def test_results_are_kept_one_by_one() -> None:
         block = [i for i, step in enumerate(steps) if step.module.startswith(f"{path}.")]
         results = some_results(steps, block, graph, path)
         assert list(results) == ["0 attn.c_attn", "attention attn", "1 attn.c_proj", "2 mlp.c_fc", "3 mlp.c_proj"]
-        saved = found_again(steps, block, SOME, graph, {})
+        saved = reused_results(steps, block, SOME, graph, {})
         assert saved == {i for name in results if name in SOME for i in results[name]}
-        ran = [step for i in run_again(steps, block, graph) if i not in saved and isinstance(step := steps[i], Compute)]
+        ran = [step for i in rerun_ids(steps, block, graph) if i not in saved and isinstance(step := steps[i], Compute)]
         counted += sum(is_expensive(step.target) for step in ran)
     assert products - usual == counted == 2 * 3
     plan = replace(forced_plan(graph, Mesh.parse("dp=1"), lambda *_: True), step=program.step)

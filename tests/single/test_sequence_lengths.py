@@ -141,7 +141,7 @@ SPEC = f"{__file__}:small"
 @cache
 def asked(spec: str, methods: str = "", sequence: int = 8) -> Graph:
     options = {"sequence": sequence} | ({"way": methods} if methods else {})
-    return workflow.with_sizes_asked(workflow.read_graph(workflow.ModelRequest(spec, options)), spec, options)
+    return workflow.with_probed_sizes(workflow.read_graph(workflow.ModelRequest(spec, options)), spec, options)
 
 
 def sequences(graph: Graph) -> FreeSize:
@@ -282,8 +282,8 @@ def test_a_model_without_a_batch_keeps_its_sizes() -> None:
 
 
 def asked_of(build: Callable[[], Any]) -> Graph:
-    from autoshard.api.live_model import captured, captured_again, live_model
+    from autoshard.api.live_model import captured, live_model, recaptured
 
     module, inputs = build()
     live = live_model(module, *inputs, None, None)
-    return captured_again(live, captured(live, "fp32", "adamw", False))
+    return recaptured(live, captured(live, "fp32", "adamw", False))

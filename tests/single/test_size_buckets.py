@@ -30,7 +30,7 @@ from autoshard.ir.plan import Plan, SizeBucket
 from autoshard.program.lower import lower
 from autoshard.replay.command_line import command
 from autoshard.replay.size_buckets import _chains, _Options, within
-from autoshard.replay.sized_plans import Asked, Sized
+from autoshard.replay.sized_plans import Sized, SizedRequest
 from autoshard.search.search_request import SearchRequest
 from autoshard.text.plan_diff import diff, text
 from autoshard.verification.case import check_files, make_case
@@ -118,7 +118,7 @@ def test_the_best_chain_is_that_of_all_assignments() -> None:
         seconds = [tuple(draw.random() for _ in points) for _ in range(3)]
         plans = [Sized(str(n), cast(Plan, _Step(n)), times) for n, times in enumerate(seconds)]
         options = object.__new__(_Options)
-        options.asked = cast(Asked, SimpleNamespace(points=points))
+        options.asked = cast(SizedRequest, SimpleNamespace(points=points))
         options.plans = options.largest = plans
         options._peaks = {(n, point.sizes): 1.0 for n in range(3) for point in points}
         costs = []
@@ -189,7 +189,7 @@ def test_a_file_of_a_bucket_says_no_figure_of_another_step() -> None:
     quick_at([
         ("smaller_0.py", "F.relu(", "F.gelu("),
         ("model_parallel.py", "    ({\"batch\": 64}, smaller_0),", "    ({\"batch\": 65536}, smaller_0),"),
-        ("train.py", "own.GRADIENT_BUCKETS", "[]"),
+        ("train.py", "source.GRADIENT_BUCKETS", "[]"),
     ], 2),
 )  # fmt: skip
 def test_planted_faults_are_found(name: str, right: str, wrong: str) -> None:

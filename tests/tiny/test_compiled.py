@@ -10,7 +10,7 @@ from autoshard.cli.commands import main
 from autoshard.cluster.hardware import load_hardware
 from autoshard.costs.compute import cast_passes
 from autoshard.errors import UsageError
-from autoshard.estimate.layer_costs import kept_operators, pieces
+from autoshard.estimate.layer_costs import pieces, saved_operators
 from autoshard.estimate.step import estimate
 from autoshard.estimate.text.reserved_memory import reserved_memory
 from autoshard.estimate.transformer import FSDP, TrainingRun, Transformer
@@ -158,7 +158,7 @@ def test_the_command_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_operators_keep_every_second_product_and_attention() -> None:
     built = build(LLAMA, ONE, H100)
-    saved = [built.program.instructions[i] for i in sorted(kept_operators(built))]
+    saved = [built.program.instructions[i] for i in sorted(saved_operators(built))]
     names = [i.module.removeprefix(f"{layer(1)}.") for i in saved]
     assert names == ["attention.q", "attention.v", "attention.core", "feedforward.up", "feedforward.down"]
     works = [record(i.target).work for i in saved if isinstance(i, Compute)]

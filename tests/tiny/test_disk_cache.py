@@ -222,7 +222,7 @@ def test_a_key_holds_all_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     keys = [answers_of(cache, usual).key, answers_of(cache, usual, "fsdp").key]
     keys += [answers_of(cache, replace(usual, **other)).key for other in others]
     assert answers_of(cache, usual).key == keys[0]
-    monkeypatch.setattr(disk_cache, "own_code", lambda: "of another autoshard")
+    monkeypatch.setattr(disk_cache, "code_version", lambda: "of another autoshard")
     keys.append(answers_of(cache, usual).key)
     monkeypatch.setattr(disk_cache, "libraries", lambda: ("0",) * 3)
     keys.append(answers_of(cache, usual).key)
@@ -248,12 +248,12 @@ def test_the_key_changes_with_the_code(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "costmodels").mkdir()
     monkeypatch.setattr(disk_cache, "__file__", str(tmp_path / "autoshard/system/disk_cache.py"))
     monkeypatch.setattr(disk_cache, "data_folder", lambda name: tmp_path / name)
-    seen = {disk_cache.own_code.__wrapped__()}
+    seen = {disk_cache.code_version.__wrapped__()}
     with (tmp_path / "autoshard" / changed).open("a") as file:
         file.write("\n# planted\n")
-    seen.add(disk_cache.own_code.__wrapped__())
+    seen.add(disk_cache.code_version.__wrapped__())
     (tmp_path / "costmodels" / "gpu.toml").write_text("planted = 1")
-    seen.add(disk_cache.own_code.__wrapped__())
+    seen.add(disk_cache.code_version.__wrapped__())
     assert len(seen) == 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoshard.errors import UsageError
-from autoshard.graph_capture.training.float8_layers import GROUPED, HEAD, ROUTER, UNEVEN, kept_in_bfloat16
+from autoshard.graph_capture.training.float8_layers import GROUPED, HEAD, ROUTER, UNEVEN, excluded_from_float8
 from autoshard.graph_capture.training.precision import apply_precision, result_dtype
 from autoshard.ir.graph import Graph, Tensor
 from autoshard.ir.graph_check import check
@@ -69,8 +69,8 @@ def test_fp8_mixed() -> None:
     changed = {op.name: op.target for op, old in zip(graph.ops, plain.ops, strict=True) if op.target != old.target}
     assert changed == {"a": "autoshard.float8_linear", "e": "autoshard.float8_linear_in_out"}
     expected = [("u", UNEVEN), ("d", UNEVEN), ("h", HEAD)]
-    assert [(op.name, why) for op, why in kept_in_bfloat16(plain)] == expected
-    assert [(op.name, why) for op, why in kept_in_bfloat16(graph)] == expected
+    assert [(op.name, why) for op, why in excluded_from_float8(plain)] == expected
+    assert [(op.name, why) for op, why in excluded_from_float8(graph)] == expected
     assert [op.saved for op in graph.ops] == [op.saved for op in plain.ops]
 
 
@@ -88,7 +88,7 @@ EXPERTS = """x:f[16,32] w:f[32,32] wg:f[16,32] wup:f[16,32,32] wdown:f[16,32,32]
 
 def test_experts_and_what_chooses_them_stay_in_bfloat16() -> None:
     graph = apply_precision(read(EXPERTS), "fp8-mixed")
-    assert [(op.name, why) for op, why in kept_in_bfloat16(graph)] == [("g", ROUTER), ("m", GROUPED), ("h", HEAD)]
+    assert [(op.name, why) for op, why in excluded_from_float8(graph)] == [("g", ROUTER), ("m", GROUPED), ("h", HEAD)]
 
 
 def test_casts_leave_integers_and_float64_alone() -> None:

@@ -15,7 +15,7 @@ from autoshard.ir.plan import Plan, PlanStep
 from autoshard.program.gradient_buckets import gradient_buckets
 from autoshard.program.lower import chosen_strategies, lower, split
 from autoshard.program.program_check import check
-from autoshard.program.weights import careful_casts, weight_way
+from autoshard.program.weights import careful_casts, weight_path
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
@@ -152,7 +152,7 @@ BOTH, MASK = "dp+tp S0+S0 R+R all_gather reduce_scatter", "dp R P mask slice"
 )
 def test_gathers_of_a_weight_go_as_one_where_their_cuts_are_one(layout, rows, planned, expected):
     mesh = Mesh.parse("dp=2,tp=2")
-    assert weight_way(moves(planned), Layout.parse(layout), (rows, 4), mesh) == moves(expected)
+    assert weight_path(moves(planned), Layout.parse(layout), (rows, 4), mesh) == moves(expected)
 
 
 def test_an_unknown_strategy_lists_those_offered():

@@ -357,9 +357,9 @@ def test_saved_beside_values_follows_the_largest_tensor():
     graph = Graph("g", tensors, ("x", "t"), (), (), (op,), ("l",), "l")
     mesh = Mesh.parse("dp=2,tp=4")
     whole, cut = strategy("R R", "R R", "R R"), strategy("S0 S1", "S0 R", "P R")
-    assert costs.kept_bytes(graph, op, whole, mesh) == 256004
-    assert costs.kept_bytes(graph, op, cut, mesh) == 256004 / 8
-    assert costs.kept_bytes(replace(graph, loss=None), op, whole, mesh) == 0
+    assert costs.saved_bytes(graph, op, whole, mesh) == 256004
+    assert costs.saved_bytes(graph, op, cut, mesh) == 256004 / 8
+    assert costs.saved_bytes(replace(graph, loss=None), op, whole, mesh) == 0
 
 
 def test_a_variant_is_priced_as_the_runtime_computes_it():

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
-from autoshard.estimate.stage_memory import kept
+from autoshard.estimate.stage_memory import layer_saved
 from autoshard.estimate.step import estimate
 from autoshard.estimate.text.caching_allocator import Life, reserved_bytes
 from autoshard.estimate.text.estimate_text import as_dict, text
@@ -67,7 +67,7 @@ def test_two_layers_unrolled_are_the_program() -> None:
 
 def test_a_layer_more_keeps_what_a_layer_keeps() -> None:
     """And computed again its input alone."""
-    each = kept(build(MODEL, RUN, A100), False)
+    each = layer_saved(build(MODEL, RUN, A100), False)
     for recompute, more in (("none", each.layer), ("selective", each.layer - each.core), ("full", each.input)):
         run = replace(RUN, recompute=recompute)  # type: ignore[arg-type]
         few, many = (peak(replace(MODEL, layers=layers), run) for layers in (3, 8))

@@ -433,11 +433,11 @@ def test_diff(package: Path, graph_file: Path, tmp_path: Path, capsys: pytest.Ca
     code, out, _ = run(["diff", str(package), str(tmp_path / "out" / "plan.json")], capsys)
     assert f"{changed} decisions differ, {facts['same']} are the same" in out
     diff = plan_diff.diff(*read_package(package)[:2], *read_package(tmp_path / "out")[:2])
-    remainder, total = plan_diff.rest(diff)
+    remainder, total = plan_diff.remaining_seconds(diff)
     assert total == facts["objective_seconds"]
     assert remainder + sum(change["seconds"] for change in facts["changes"]) == pytest.approx(total)
     small = replace(diff, changes=(replace(diff.changes[0], seconds=total * (1 + 1e-12)),))
-    assert plan_diff.rest(small)[0] == 0.0  # sums in another order, no cost
+    assert plan_diff.remaining_seconds(small)[0] == 0.0  # sums in another order, no cost
     assert out.split()[-4:-1] == ["all", "choices", units.signed_seconds(total).split()[0]]
 
 

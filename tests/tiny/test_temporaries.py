@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoshard.costs.temporaries import kept, temporary
+from autoshard.costs.temporaries import saved_difference, temporary
 from autoshard.ir.layout import Layout
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
@@ -38,5 +38,5 @@ def test_attention_keeps_the_keys_that_it_gathers_and_its_mask(causal: bool) -> 
     q, k = LocalTensor((2, 3, 4, 5), "bfloat16", True), LocalTensor((2, 3, 6, 5), "bfloat16", True)
     whole = [(2, 3, 8, 5), (2, 3, 12, 5), (2, 3, 12, 5)]
     _, op = one_op("aten.scaled_dot_product_attention", [*whole], [whole[0]], is_causal=causal)
-    saved = kept(Mesh.parse("sp=2"), op, "parallel_attention", (q, k, k), (Layout.parse("S2"),) * 3, (q,))
+    saved = saved_difference(Mesh.parse("sp=2"), op, "parallel_attention", (q, k, k), (Layout.parse("S2"),) * 3, (q,))
     assert saved.without == (1, 2) and saved.more_bytes == 2 * k.bytes + causal * 4 * 12 * 2

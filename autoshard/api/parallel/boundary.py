@@ -13,7 +13,8 @@ from autoshard.emit.runtime.axis import shard_cuts
 from autoshard.emit.runtime.full_tensors import plain
 
 __all__ = [
-    "fits", "full_value", "held_slices", "in_pairs", "local_shape", "of_pairs", "part_of", "rest_of", "undistributed",
+    "fits", "full_value", "held_slices", "in_pairs", "local_shape", "of_pairs", "part_of", "remaining_part",
+    "undistributed",
 ]  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def fits(got: tuple[int, ...], shape: tuple[int, ...], local: tuple[int, ...]) -
     return all(size in (whole, part) for size, whole, part in zip(got, shape, local, strict=True))
 
 
-def rest_of(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
+def remaining_part(x: Tensor, shape: tuple[int, ...], layout: str, mesh: ParallelMesh) -> Tensor:
     """This device's part of a tensor without a gradient, of which each dim is whole or this device's already."""
     for dim, size in enumerate(shape):
         held = held_indices(size, dim, layout, mesh)

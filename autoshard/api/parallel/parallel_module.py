@@ -20,7 +20,7 @@ from autoshard.api.parallel.boundary import (
     local_shape,
     of_pairs,
     part_of,
-    rest_of,
+    remaining_part,
     undistributed,
 )
 from autoshard.api.parallel.call_sizes import call_sizes
@@ -30,7 +30,7 @@ from autoshard.api.planned import PlannedModel
 from autoshard.emit.runtime import LossScaler, full_state_dict, load_full_state_dict
 from autoshard.emit.runtime.parameters import sharding
 from autoshard.errors import UsageError
-from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, own_forward, rebuilt
+from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, rebuilt, user_forward
 from autoshard.graph_capture.call_record import read
 from autoshard.graph_capture.dynamic_sizes.graph_numbers import shape_at
 from autoshard.graph_capture.plain_attributes import complex_buffers, keep_tensors
@@ -86,7 +86,7 @@ class ParallelModule(nn.Module):
         self._sizes: Mapping[str, int] = {}  # dynamic ones, of the last call
         register(self, part)
         self.training = part.program.training
-        forward = own_forward(original)
+        forward = user_forward(original)
 
         @functools.wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ class ParallelModule(nn.Module):
         if got != local and (len(got) != len(local) or x.requires_grad or not fits(got, shape, local)):
             message = f"input {name}: expected the global shape {shape} or this rank's {local}, got {got}"
             raise UsageError(message, _AGAIN)
-        return rest_of(x, shape, layout, mesh)
+        return remaining_part(x, shape, layout, mesh)
 
 
 class _NoGradient(torch.autograd.Function):

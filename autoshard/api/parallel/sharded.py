@@ -35,7 +35,7 @@ from autoshard.api.parallel.stale_parameters import stand_in
 from autoshard.api.strategies import FULL, strategies
 from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
 from autoshard.errors import UsageError
-from autoshard.graph_capture.call_form import Arguments, by_name, model_call, own_forward, rebuilt
+from autoshard.graph_capture.call_form import Arguments, by_name, model_call, rebuilt, user_forward
 from autoshard.graph_capture.plain_attributes import complex_buffers, keep_tensors
 
 
@@ -87,7 +87,7 @@ class Sharded(nn.Module):
             self.request = with_inner_parameters(request, fn)
             self._complex = complex_buffers(original)
             keep_tensors(original)
-            self.training, forward = fn.training, own_forward(fn)
+            self.training, forward = fn.training, user_forward(fn)
             for path, parameter in original.named_parameters(remove_duplicate=False):
                 hold(self, path, parameter)
             for path, buffer in original.named_buffers(remove_duplicate=False):

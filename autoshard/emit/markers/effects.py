@@ -26,7 +26,7 @@ _COLUMN_PARALLEL = (ALONE, SHARED)
 _AROUND = frozenset({"counted", "to_device"})  # what an operator makes
 
 
-def asked(writer: ClassWriter, item: Instruction, within: frozenset[str]) -> Iterator[Effect]:
+def instruction_effects(writer: ClassWriter, item: Instruction, within: frozenset[str]) -> Iterator[Effect]:
     """Effects of an instruction, in order. `within`: values without a variable, as they are made in the statement."""
     if isinstance(item, Collective):
         yield _collective(item)

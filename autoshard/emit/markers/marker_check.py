@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autoshard.emit.markers.effects import Effect, Written, asked, axes_of
-from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, kept_results
+from autoshard.emit.markers.effects import Effect, Written, axes_of, instruction_effects
+from autoshard.ir.plan import ATTENTION, KEEP_ALL, KEEP_SOME, PLAIN, policy_results
 from autoshard.ir.program import Collective, Compute, Instruction
 from autoshard.program.early_reductions import ColumnParallel
 from autoshard.program.module_scopes import inside, reads_of, results_of
@@ -121,7 +121,7 @@ class _ClassReader:
         reads = {value for item in items for value in reads_of(item)} - within
         values = [self._value(inner) for inner in ast.walk(node.value)]
         self._equal(node, {value for value in values if value is not None} - reads, set())
-        wanted = [effect for item in items for effect in asked(self.writer, item, within)]
+        wanted = [effect for item in items for effect in instruction_effects(self.writer, item, within)]
         self._equal(node, list(self.written.effects(node.value)), wanted)
         self._hold(_targets(node), self._read_later(node, results_of(last)))
         if isinstance(last, Compute) and last.again:
@@ -152,7 +152,7 @@ class _ClassReader:
             called, _, *arguments = arguments
             keep = next((ast.literal_eval(keyword.value) for keyword in node.value.keywords), "input")
         actual = _plain(called), keep, tuple(map(self._value, arguments))
-        self._equal(node, actual, (callee, _kept(item.keep), item.arguments))
+        self._equal(node, actual, (callee, _policy_argument(item.keep), item.arguments))
         targets = _targets(node)
         if isinstance(item, Loop):  # a variable that a turn hands to the next is there, whoever reads the last
             self._equal(node, len(targets), len(item.results))
@@ -260,10 +260,10 @@ def _targets(node: Any) -> list[str]:
     return [_plain(element) for element in (target.elts if isinstance(target, ast.Tuple) else [target])]
 
 
-def _kept(keep: str) -> object:
+def _policy_argument(keep: str) -> object:
     """Policy that `recomputed` is given."""
     if keep.startswith(KEEP_SOME):
-        return tuple(place if place == ATTENTION else int(place) for place, _ in kept_results(keep))
+        return tuple(place if place == ATTENTION else int(place) for place, _ in policy_results(keep))
     return PLAIN.get(keep, keep)
 
 

@@ -279,13 +279,13 @@ def _of_operands(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edi
     values = [value_of(operand, known) for operand in node.values]
     if values[0] is not UNKNOWN:
         if bool(values[0]) == both:
-            yield _kept(source, node, node.values[1:])
+            yield _folded_operands(source, node, node.values[1:])
         elif value_of(node, known) is UNKNOWN:
             yield _instead(source, node, node.values[0])
         return
     for place, value in enumerate(values[1:-1], 1):
         if value is not UNKNOWN and bool(value) == both:
-            yield _kept(source, node, [operand for at, operand in enumerate(node.values) if at != place])
+            yield _folded_operands(source, node, [operand for at, operand in enumerate(node.values) if at != place])
             return
 
 
@@ -295,12 +295,12 @@ def _of_test(source: Source, node: ast.BoolOp, known: Known) -> Iterator[Edit]:
     if value is UNKNOWN:
         return
     if bool(value) == both:
-        yield _kept(source, node, node.values[:-1])
+        yield _folded_operands(source, node, node.values[:-1])
     elif all(map(_is_harmless, node.values[:-1])):
         yield source.replaced(node, repr(bool(value)))
 
 
-def _kept(source: Source, node: ast.BoolOp, values: list[ast.expr]) -> Edit:
+def _folded_operands(source: Source, node: ast.BoolOp, values: list[ast.expr]) -> Edit:
     word = " and " if isinstance(node.op, ast.And) else " or "
     texts = [source.segment(operand) for operand in values]
     wrapped = [

@@ -62,7 +62,7 @@ def _of_layers(
     model: Transformer, run: TrainingRun, count: int, keep: str, built: int, role: int, hardware: Hardware
 ) -> PartMeasure:
     def measured(layers: int) -> PartMeasure:
-        return _measured(_asked(model, run, layers, keep, built), hardware)[role]
+        return _measured(_program_key(model, run, layers, keep, built), hardware)[role]
 
     most = KEPT + (run.zero == 3 and run.pp == 1)  # one more where layers are gathered a layer ahead
     if 0 < count <= most:
@@ -73,7 +73,7 @@ def _of_layers(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ProgramKey:
     """Specification of a program: `parts` of `layers` each, every one of which keeps `keep`."""
 
     model: Transformer
@@ -83,18 +83,18 @@ class _Asked:
     parts: int
 
 
-def _asked(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: int) -> _Asked:
+def _program_key(model: Transformer, run: TrainingRun, layers: int, keep: str, parts: int) -> _ProgramKey:
     """Cache key: equal for runs that need the same programs."""
     several = min(run.micro_batches, 2)
     same = replace(
         run, batch=run.dp * run.micro_batch * several, schedule="1f1b", interleave=1, recompute="none", stage_layers=(),
         zero=run.zero if run.dp > 1 else 0,
     )  # fmt: skip
-    return _Asked(replace(model, layers=layers * parts), same, layers, keep, parts)
+    return _ProgramKey(replace(model, layers=layers * parts), same, layers, keep, parts)
 
 
 @lru_cache(maxsize=256)
-def _measured(request: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
+def _measured(request: _ProgramKey, hardware: Hardware) -> tuple[PartMeasure, ...]:
     """Measures of the parts. Unless weights are gathered for each use, one program serves whatever layers keep."""
     keep_all = replace(request, keep="all")
     policies = tuple(BlockPolicy(layer(n), request.keep) for n in range(request.model.layers) if request.keep != "all")
@@ -107,14 +107,14 @@ def _measured(request: _Asked, hardware: Hardware) -> tuple[PartMeasure, ...]:
 
 
 @lru_cache(maxsize=16)
-def _measured_program(request: _Asked, hardware: Hardware) -> tuple[Program, MeasuredProgram]:
+def _measured_program(request: _ProgramKey, hardware: Hardware) -> tuple[Program, MeasuredProgram]:
     plan, graph = _plan(request, hardware)
     program = lower(plan, graph)
     return program, MeasuredProgram(plan, program, graph, hardware, request.run.pp)
 
 
 @lru_cache(maxsize=64)
-def _plan(request: _Asked, hardware: Hardware) -> tuple[Plan, Graph]:
+def _plan(request: _ProgramKey, hardware: Hardware) -> tuple[Plan, Graph]:
     """Plan with the splits that a search by blocks uses."""
     model, run = request.model, request.run
     store = store_of(model, run, hardware)

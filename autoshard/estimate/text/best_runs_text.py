@@ -66,13 +66,13 @@ def _cells(estimate: Estimate, hardware: Hardware) -> dict[str, str]:
     share = estimate.flops_per_device / hardware.peak_flops(PRECISIONS[run.precision])
     sizes = (run.dp, run.cp, run.ep, run.pp, run.interleave, run.micro_batch)
     shown = (
-        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), _again(estimate), str(run.zero),
-        format_seconds(estimate.step_seconds), f"{share:.1%}", format_bytes(estimate.memory.peak),
+        str(run.tp), "yes" if run.sequence_parallel else "no", *map(str, sizes), _recompute_words(estimate),
+        str(run.zero), format_seconds(estimate.step_seconds), f"{share:.1%}", format_bytes(estimate.memory.peak),
     )  # fmt: skip
     return dict(zip(_WIDTHS, shown, strict=True))
 
 
-def _again(estimate: Estimate) -> str:
+def _recompute_words(estimate: Estimate) -> str:
     return "mixed" if estimate.again else estimate.run.recompute
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoshard.cluster.hardware import Hardware
-from autoshard.estimate.layer_costs import kept_operators
+from autoshard.estimate.layer_costs import saved_operators
 from autoshard.estimate.optimizer_step import stage_parameters
 from autoshard.estimate.stage_memory import WORKING, loss_copies, span_bytes
 from autoshard.estimate.state_bytes import (
@@ -108,7 +108,7 @@ class _UnrolledStep:
 
     def _cached(self, alive: set[str]) -> Iterator[Life]:
         """Lives of results that recomputation by operators keeps though no backward reads them, for every layer."""
-        for step in kept_operators(self.built):
+        for step in saved_operators(self.built):
             sizes = {name: self.program.largest[name].bytes for name in results_of(self.program.instructions[step])}
             for copy in range(self.model.layers):
                 at = self.at(step, copy)
@@ -166,7 +166,7 @@ class _UnrolledStep:
         if self.run.recompute == "full":
             return (*self.starts, self.count)[part + 1] - 1
         if self.run.recompute == "operators":
-            saved = kept_operators(self.built, part - _FIRST)
+            saved = saved_operators(self.built, part - _FIRST)
             return None if step in saved else (*self.starts, self.count)[part + 1] - 1
         path = core(part - _FIRST)
         inside = [i for i, module in enumerate(self.modules) if module == path or module.startswith(f"{path}.")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.costs.operator import extra_bytes, local_tensors
-from autoshard.costs.temporaries import keeps_otherwise, kept, temporary
+from autoshard.costs.temporaries import keeps_otherwise, saved_difference, temporary
 from autoshard.formulation.memory_bound.view_storage import ViewStorage
 from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
@@ -149,6 +149,6 @@ class OperatorBytes:
         operands, results = local_tensors(self.graph, op, strategy, self.mesh)
         if not keeps_otherwise(op, strategy.variant):
             return (), extra_bytes(self.graph, op, operands, results)
-        held = kept(self.mesh, op, strategy.variant, operands, strategy.operands, results)
+        held = saved_difference(self.mesh, op, strategy.variant, operands, strategy.operands, results)
         extra = extra_bytes(self.graph, op, operands, results) if held.extra_bytes is None else held.extra_bytes
         return held.without, extra + held.more_bytes

@@ -103,13 +103,13 @@ def _folded(op: Op, graph: Graph) -> tuple[Op, bool] | None:
         values = _match(last(biased("down", _clipped(biased("up", first)))), op.results[0], graph, {})
         numbers = _clips(values, graph) if values else ()
         if values and numbers and _fits(values, op, graph, True, in_out=True, biased=True):
-            return _made_biased(values, op, graph, numbers), False
+            return _biased_experts_op(values, op, graph, numbers), False
         for multiplied, gated, activation in product_of((product, in_out), (True, False), _INNER):
             up = multiplied("up", first)
             inner = ("mul", activation(("split#0", up)), ("split#1", up)) if gated else activation(up)
             values = _match(last(multiplied("down", inner)), op.results[0], graph, {})
             if values and _fits(values, op, graph, gated, in_out=multiplied is in_out):
-                return _made(values, op, graph, gated), multiplied is in_out
+                return _experts_op(values, op, graph, gated), multiplied is in_out
     return None
 
 
@@ -119,7 +119,7 @@ _INNER: tuple[Callable[[Pattern], Pattern], ...] = (
 )
 
 
-def _made(values: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
+def _experts_op(values: Mapping[str, str], op: Op, graph: Graph, gated: bool) -> Op:
     attributes: dict[str, Attribute] = {
         "experts": graph.tensor(values["up"]).shape[0],
         "activation": "relu2" if "@squared" in values else _activation(graph.producers[values["!activation"]]),
@@ -160,7 +160,7 @@ def _in_order(block: Op, in_out: bool, graph: Graph, ops: list[Op], tensors: lis
     return replace(block, operands=tuple(ready(i, name or "") for i, name in enumerate(block.operands)))
 
 
-def _made_biased(values: Mapping[str, str], op: Op, graph: Graph, numbers: tuple[float, ...]) -> Op:
+def _biased_experts_op(values: Mapping[str, str], op: Op, graph: Graph, numbers: tuple[float, ...]) -> Op:
     limit, alpha = numbers
     attributes: dict[str, Attribute] = {
         "experts": graph.tensor(values["up"]).shape[0],

@@ -13,7 +13,7 @@ from autoshard.ir.graph import Graph, Op, Tensor
 from autoshard.rules.operators import record
 
 
-def twice_made(graph: Graph) -> Graph:
+def duplicated_constants(graph: Graph) -> Graph:
     """Make floating constants without operands once for each reading of an operator."""
     ops: list[Op] = []
     tensors: list[Tensor] = []

@@ -55,7 +55,7 @@ _REASONS = (
 def capture_failure(model: torch.nn.Module, error: BaseException) -> CaptureError:
     """Why a model cannot be captured, where in its code, and what to try."""
     name, place = type(model).__name__, culprit(error)
-    if (refusal := own_error(error)) is not None:
+    if (refusal := autoshard_error(error)) is not None:
         where = "" if isinstance(refusal, CaptureError) or not place else f"{place}: "
         return CaptureError(f"{name} can't be captured: {where}{refusal.message}", refusal.hint)
     text = f"{type(error).__name__}: {error}"
@@ -97,7 +97,7 @@ def function_text(function: str) -> str:
         return ""
 
 
-def own_error(error: BaseException | None) -> UserError | None:
+def autoshard_error(error: BaseException | None) -> UserError | None:
     """Error that autoshard raised while torch ran the forward, however it was wrapped on its way; None if another."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__

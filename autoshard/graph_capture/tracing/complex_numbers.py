@@ -214,7 +214,7 @@ def _along(p: _Pairs, node: fx.Node) -> fx.Node:
     like = first[0] if isinstance(first, list | tuple) else first
     rank = like.meta["val"].dim() + (op_name(node) in ("unsqueeze", "stack"))
     operand = [p.pair_of(n) for n in first] if isinstance(first, list | tuple) else p.pairs[first]
-    names, arguments = [argument.name for argument in node.target._schema.arguments], _given(node)
+    names, arguments = [argument.name for argument in node.target._schema.arguments], _arguments(node)
     defaults = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
     for name in ("dim", "dim0", "dim1", "dims", "start_dim", "end_dim"):
         value = arguments.get(name, defaults.get(name))
@@ -227,7 +227,7 @@ def _along(p: _Pairs, node: fx.Node) -> fx.Node:
     return p.call(node.target, operand, **{name: arguments[name] for name in names[1:] if name in arguments})
 
 
-def _given(node: fx.Node) -> dict[str, Any]:
+def _arguments(node: fx.Node) -> dict[str, Any]:
     """Arguments of a node by name."""
     names = (argument.name for argument in node.target._schema.arguments)
     return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
@@ -235,7 +235,7 @@ def _given(node: fx.Node) -> dict[str, Any]:
 
 def _reduced(p: _Pairs, node: fx.Node) -> fx.Node:
     """A sum or mean over some dims, or all: none named means all, but not the two parts."""
-    arguments, pair = _given(node), p.pairs[node.args[0]]
+    arguments, pair = _arguments(node), p.pairs[node.args[0]]
     if arguments.get("dtype") is not None:
         return _refused(p, node)
     if arguments.get("dim"):
@@ -247,7 +247,7 @@ def _reduced(p: _Pairs, node: fx.Node) -> fx.Node:
 
 def _rolled(p: _Pairs, node: fx.Node) -> fx.Node:
     """Roll the pair; without dims, roll what is flattened."""
-    arguments, pair = _given(node), p.pairs[node.args[0]]
+    arguments, pair = _arguments(node), p.pairs[node.args[0]]
     if arguments.get("dims"):
         return _along(p, node)
     turned = p.call(aten.roll.default, p.call(aten.reshape.default, pair, [-1, 2]), arguments["shifts"], [0])

@@ -249,7 +249,7 @@ def _storage(value: Any) -> Any:
 
 def usual_answer(frame: FrameType) -> tuple[bool, str] | None:
     """The answer that a running guard usually gets, and the text of what it asks; None where the line is no guard."""
-    question = _asked(frame)
+    question = _tested_expression(frame)
     if question is None:
         return None
     expression, parents, source = question
@@ -259,7 +259,7 @@ def usual_answer(frame: FrameType) -> tuple[bool, str] | None:
     return None if answer is None else (answer, ast.get_source_segment(source, expression) or "")
 
 
-def _asked(frame: FrameType) -> tuple[ast.expr, list[ast.AST], str] | None:
+def _tested_expression(frame: FrameType) -> tuple[ast.expr, list[ast.AST], str] | None:
     """The expression whose truth a frame is asking for, and what stands around it, innermost first."""
     code = list(dis.get_instructions(frame.f_code))
     at = max((i for i, step in enumerate(code) if step.offset <= frame.f_lasti), default=0)  # its caches follow it

@@ -15,7 +15,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from autoshard.errors import CaptureError
 from autoshard.graph_capture.tracing.call_caches import learned, leaves
-from autoshard.graph_capture.tracing.capture_failures import VMAP_HINT, capture_failure, failure_reason, own_error
+from autoshard.graph_capture.tracing.capture_failures import VMAP_HINT, autoshard_error, capture_failure, failure_reason
 from autoshard.graph_capture.tracing.data_dependence import Answers, FlagBuffers
 from autoshard.graph_capture.tracing.flex_attention import dense_flex_attention
 from autoshard.graph_capture.tracing.functionalise import writing_assigned_buffers
@@ -49,7 +49,7 @@ def export(
         try:
             return _watched(model, arguments, flags, by)
         except (Exception, SystemExit) as error:
-            retry = _another_way(model, arguments, error)
+            retry = _second_trace(model, arguments, error)
             if retry is None:
                 raise capture_failure(model, error) from error
         try:
@@ -59,11 +59,11 @@ def export(
             raise capture_failure(model, error) from error
 
 
-def _another_way(
+def _second_trace(
     model: torch.nn.Module, arguments: tuple[Any, ...], error: BaseException
 ) -> contextlib.AbstractContextManager[None] | None:
     """Context in which a second trace may not end in `error`; None if there is none."""
-    if own_error(error):
+    if autoshard_error(error):
         return None
     if _register_output(model, arguments, error):
         return contextlib.nullcontext()

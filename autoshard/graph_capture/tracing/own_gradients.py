@@ -176,11 +176,11 @@ class _Answers:
         return answer
 
 
-_answers: list[_Answers] = []  # within `kept_answers`
+_answers: list[_Answers] = []  # within `cached_answers`
 
 
 @contextlib.contextmanager
-def kept_answers() -> Iterator[None]:
+def cached_answers() -> Iterator[None]:
     """Context for captures of one model, built with the same arguments, at several numbers of samples: only the first
     tries whether a Function's backward is the gradient of its forward."""
     _answers.append(_Answers())
@@ -266,10 +266,10 @@ def _tried(cls: Any, likenesses: tuple[Any, ...]) -> bool:
     gradients = (
         torch.autograd.grad([o for o, _ in pairs], wanted, [s for _, s in pairs], allow_unused=True) if pairs else ()
     )
-    return _same(_own(cls, real, seeds), list(gradients) or [None] * len(wanted))
+    return _same(_function_gradients(cls, real, seeds), list(gradients) or [None] * len(wanted))
 
 
-def _own(cls: Any, real: tuple[Any, ...], seeds: list[Any]) -> list[Any]:
+def _function_gradients(cls: Any, real: tuple[Any, ...], seeds: list[Any]) -> list[Any]:
     """The gradients that the Function's backward gives for the arguments that want one."""
     context = _Context(real)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -351,9 +351,9 @@ def _resolve(graph: fx.Graph, node: fx.Node, y: fx.Node, terms: list[fx.Node], w
         zero = _write_seed(graph, seed)
         terms = [zero if term is seed else term for term in terms]
     with graph.inserting_before(node):
-        total = _made(graph, aten.detach.default, (y,), y, node)
+        total = _gradient_node(graph, aten.detach.default, (y,), y, node)
         for term in terms:
-            total = _made(graph, aten.add.Tensor, (total, term), y, node)
+            total = _gradient_node(graph, aten.add.Tensor, (total, term), y, node)
     node.replace_all_uses_with(total)
     graph.erase_node(node)
     return total
@@ -366,7 +366,7 @@ def _hold_factors(graph: fx.Graph, chain: Iterable[fx.Node]) -> None:
         for factor in node.all_input_nodes:
             if node.target is not _markers.gradient_seed.default and factor not in members and _floats(_value(factor)):
                 with graph.inserting_before(node):
-                    node.replace_input_with(factor, _made(graph, aten.detach.default, (factor,), factor, node))
+                    node.replace_input_with(factor, _gradient_node(graph, aten.detach.default, (factor,), factor, node))
 
 
 def _value(node: fx.Node) -> Any:
@@ -377,15 +377,15 @@ def _write_seed(graph: fx.Graph, seed: fx.Node) -> fx.Node:
     """`x - x.detach()` in place of the marker, 0 where x is infinite: scores are masked so, and inf - inf is NaN."""
     (x,) = seed.args
     with graph.inserting_before(seed):
-        still = _made(graph, aten.detach.default, (x,), x, seed)
-        difference = _made(graph, aten.sub.Tensor, (x, still), x, seed)
-        zero = _made(graph, aten.nan_to_num.default, (difference,), x, seed)
+        still = _gradient_node(graph, aten.detach.default, (x,), x, seed)
+        difference = _gradient_node(graph, aten.sub.Tensor, (x, still), x, seed)
+        zero = _gradient_node(graph, aten.nan_to_num.default, (difference,), x, seed)
     seed.replace_all_uses_with(zero)
     graph.erase_node(seed)
     return zero
 
 
-def _made(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, origin: fx.Node) -> fx.Node:
+def _gradient_node(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node, origin: fx.Node) -> fx.Node:
     node = graph.call_function(target, args)
     node.meta = dict(origin.meta) | {"val": like.meta["val"]}
     return node

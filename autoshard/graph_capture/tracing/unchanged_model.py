@@ -18,7 +18,7 @@ from autoshard.errors import UserError
 ENDS = ("_exit", "abort", "execv", "execve")  # of `os`: nothing after them would run, not even our message
 
 
-def is_own(error: BaseException) -> bool:
+def is_not_guarded(error: BaseException) -> bool:
     """An error that is not the guarded code's: ours, or a user's Ctrl-C."""
     return isinstance(error, UserError | KeyboardInterrupt)
 

@@ -19,12 +19,12 @@ WIDE = "an operand is not bfloat16"
 
 def with_float8(graph: Graph) -> Graph:
     """`graph`, cast to bfloat16, with its linears in float8; as torchao's `Float8Linear` and torchtitan's filters."""
-    excluded = {op.name for op, _ in kept_in_bfloat16(graph)}
+    excluded = {op.name for op, _ in excluded_from_float8(graph)}
     ops = (op if op.name in excluded else replace(op, target=IN_FLOAT8.get(op.target, op.target)) for op in graph.ops)
     return rewrite(graph, ops)
 
 
-def kept_in_bfloat16(graph: Graph) -> Iterator[tuple[Op, str]]:
+def excluded_from_float8(graph: Graph) -> Iterator[tuple[Op, str]]:
     """Linears and experts that fp8-mixed leaves unchanged, in order, with the reason."""
     follow = graph.once(_followers)
     for op in graph.ops:

@@ -21,13 +21,13 @@ COPY = "aten.clone"
 def keep_overwritten(graph: Graph) -> Graph:
     """Needs `requires_grad` and `Saved`. The copies stand right before the first that reads them."""
     for buffer, new in graph.buffer_updates:
-        graph = _kept(graph, buffer, new)
+        graph = _with_copies(graph, buffer, new)
     return graph
 
 
-def _kept(graph: Graph, buffer: str, new: str) -> Graph:
+def _with_copies(graph: Graph, buffer: str, new: str) -> Graph:
     path = next(stored.path for stored in graph.buffers if stored.tensor == buffer)
-    old = _OldValue(graph, path.rpartition(".")[0], _made_of(graph, new))
+    old = _OldValue(graph, path.rpartition(".")[0], _sources_of(graph, new))
     readers = {op.name for op in graph.ops if buffer in op.operands and old.is_needed_by(op, buffer)}
     returned = old.ends(buffer)
     if not readers and not returned:
@@ -87,7 +87,7 @@ def _is_view(op: Op, name: str) -> bool:
     return op.operands[:1] == (name,) and (known.view is not None or known.work is Work.VIEW)
 
 
-def _made_of(graph: Graph, value: str) -> frozenset[str]:
+def _sources_of(graph: Graph, value: str) -> frozenset[str]:
     makers, wanted = set[str](), {value}
     for op in reversed(graph.ops):
         if not wanted.isdisjoint(op.results):

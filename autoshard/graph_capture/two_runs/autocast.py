@@ -43,7 +43,7 @@ _Kernel = Callable[[Any, Any, Any], Any]  # operator, positional and keyword arg
 def _kernels(low: torch.dtype, product: Product | None) -> Iterator[tuple[str, _Kernel]]:
     yield from ((target, _low(target, low, product)) for target in sorted(LOW) if target.startswith("aten."))
     yield from ((target, _casting(torch.float32)) for target in sorted(HIGH) if target.startswith("aten."))
-    yield from ((target, _unless_told) for target in sorted(HIGH_UNLESS_TOLD))
+    yield from ((target, _unless_disabled) for target in sorted(HIGH_UNLESS_TOLD))
     yield from ((target, _widening) for target in sorted(WIDEST))
 
 
@@ -60,7 +60,7 @@ def _low(target: str, dtype: torch.dtype, product: Product | None) -> _Kernel:
     return kernel
 
 
-def _unless_told(op: Any, args: Any, kwargs: Any) -> Any:
+def _unless_disabled(op: Any, args: Any, kwargs: Any) -> Any:
     dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
     return op(*args, **kwargs) if dtypes else _casting(torch.float32)(op, args, kwargs)
 

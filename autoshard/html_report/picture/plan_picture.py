@@ -12,7 +12,7 @@ from autoshard.html_report.picture.flow_layout import Lane, Place, placed
 from autoshard.html_report.picture.plan_flow import BlockFlow, FlowBox, TensorShards, flows
 from autoshard.html_report.picture.shard_glyph import glyph, shape_text
 from autoshard.html_report.picture.shard_glyph import words as shard_words
-from autoshard.html_report.picture.stage_row import given, stage_row
+from autoshard.html_report.picture.stage_row import handed_bytes, stage_row
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
@@ -54,7 +54,7 @@ def about(plan: Plan, graph: Graph, hardware: Hardware) -> str:
     """The picture in words, for readers who don't see it."""
     lines = [words for _, words in axis_words(plan.mesh, hardware)]
     if plan.step.stages > 1:
-        word, pairs = plan.step.word, given(plan, graph) if plan.step.placed else {}
+        word, pairs = plan.step.word, handed_bytes(plan, graph) if plan.step.placed else {}
         lines += [f"{word} {stage} has {stage_words(plan, graph, stage)}" for stage in range(plan.step.stages)]
         lines += [f"place {one} gives place {other} {format_bytes(size)}" for (one, other), size in pairs.items()]
     for flow in flows(plan, graph):

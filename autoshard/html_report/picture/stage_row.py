@@ -41,7 +41,7 @@ def stage_row(plan: Plan, graph: Graph, hardware: Hardware, x: float, y: float) 
             body.append(svg.line(left - GAP + 3, middle, left - 7, middle, class_="edge"))
             body.append(svg.path(f"M {svg.number(left - 9)} {svg.number(middle - 4)} l 7 4 l -7 4 Z", class_="tip"))
     high = (1 + (count - 1) // across) * (height + 8)
-    ways, deep = _ways(given(plan, graph), corners, y + high - 8) if plan.step.placed else ([], 0.0)
+    ways, deep = _ways(handed_bytes(plan, graph), corners, y + high - 8) if plan.step.placed else ([], 0.0)
     return [*body, *ways], min(count, across) * (WIDTH + GAP) - GAP, high + deep
 
 
@@ -55,7 +55,7 @@ def _lines(plan: Plan, graph: Graph, hardware: Hardware, stage: int) -> list[str
     return [*where, *svg.folded(words, WIDTH - 16, 10, len(words))]
 
 
-def given(plan: Plan, graph: Graph) -> dict[tuple[int, int], float]:
+def handed_bytes(plan: Plan, graph: Graph) -> dict[tuple[int, int], float]:
     """(place that makes them, place that reads them) -> bytes of the whole values, of a micro-batch in forward."""
     program, places = lower(plan, graph), plan.step.part_stages
     parts = stage_programs(program, plan)

@@ -44,7 +44,7 @@ def op_places(graph: Graph, places: Mapping[str, int], unplaced: int | None = No
         if not any(_within(op.module, path) for op in graph.ops):
             near = difflib.get_close_matches(path, sorted({op.module for op in graph.ops}), 1, 0.0)
             raise UsageError(f"place of {path or 'the model'}: no operator is in that module", *near)
-    assigned: list[int | None] = [_given(op.module, places) for op in graph.ops]
+    assigned: list[int | None] = [_module_place(op.module, places) for op in graph.ops]
     for group in rewritten(graph):
         first = next((assigned[i] for i in group if assigned[i] is not None), None)
         for i in group:
@@ -60,7 +60,7 @@ def op_places(graph: Graph, places: Mapping[str, int], unplaced: int | None = No
     return known
 
 
-def _given(module: str, places: Mapping[str, int]) -> int | None:
+def _module_place(module: str, places: Mapping[str, int]) -> int | None:
     around = max((path for path in places if _within(module, path)), key=len, default=None)
     return None if around is None else places[around]
 

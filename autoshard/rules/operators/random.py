@@ -30,7 +30,7 @@ def noise(call: OperatorCall) -> str:
     return f"... -> ...{linear}" + (" | variant: random_noise" if draws else "")
 
 
-def made(call: OperatorCall) -> str:
+def creation_rule(call: OperatorCall) -> str:
     """Rule of a tensor made from nothing: any dim can be sharded."""
     return f"-> {term(letters(len(call.results[0])))} | variant: random_tensor"
 
@@ -63,7 +63,7 @@ def localise_noise(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {**values, **_where(local), "shape": shape, "layout": str(layout)}, ()
 
 
-def localise_given(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
+def localise_draw(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     attributes = {name: value for name, value in local.op.attributes if value is not None and name != "size"}
     return {**attributes, **_where(local)}, ()
 
@@ -72,7 +72,7 @@ def localise_multinomial(local: Local) -> tuple[dict[str, LocalAttribute], Axes]
     """Arguments with the weights' shape, not that of the drawn indices."""
     weights = local.instance.operands[0]
     assert weights is not None
-    values, axes = localise_given(local)
+    values, axes = localise_draw(local)
     return {**values, "shape": weights.shape}, axes
 
 
@@ -96,12 +96,12 @@ OPERATORS: dict[str, Operator] = {
     ),
     "aten.multinomial": Operator(rule=multinomial, in_torch=True, draws=ALWAYS),
     **each("rand_like randint_like randn_like", Operator(no_gradient=True)),
-    "autoshard.random": Operator(rule=made, draws=ALWAYS),
+    "autoshard.random": Operator(rule=creation_rule, draws=ALWAYS),
 }
 VARIANTS: dict[str, OperatorVariant] = {
-    "random_bernoulli": OperatorVariant(localise=localise_given),
+    "random_bernoulli": OperatorVariant(localise=localise_draw),
     "random_dropout": OperatorVariant(localise=localise_dropout),
     "random_multinomial": OperatorVariant(localise=localise_multinomial),
     "random_noise": OperatorVariant(localise=localise_noise),
-    "random_tensor": OperatorVariant(localise=localise_given),
+    "random_tensor": OperatorVariant(localise=localise_draw),
 }

@@ -48,12 +48,12 @@ def call(target: str, operands: Sequence[Tensor | None], attributes: Mapping[str
         raise TypeError(f"no overload of {target} takes {len(operands)} operands and {names}")
     bound = bind(schema, operands, attributes)
     assert bound is not None, target
-    kwargs = {name: _given(value, operands) for name, value in bound.items()}
+    kwargs = {name: _argument(value, operands) for name, value in bound.items()}
     switches = {a.name: True for a in schema.arguments if a.required and a.name in PLACEMENT and a.name not in kwargs}
     return schemas_of(target)[schema](**switches, **kwargs)
 
 
-def _given(value: Any, operands: Sequence[Any]) -> Any:
+def _argument(value: Any, operands: Sequence[Any]) -> Any:
     if not isinstance(value, Operands):
         return plain(value)
     values = [operands[i] for i in value.positions]

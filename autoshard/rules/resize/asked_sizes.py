@@ -21,8 +21,8 @@ from autoshard.rules.resize.captured_length import (
     Slopes,
     check_same,
     follows_of,
-    own_length,
     relengthened,
+    sequence_length,
     slopes_between,
 )
 from autoshard.rules.resize.longest_sequence import longest
@@ -40,15 +40,15 @@ def with_free_sizes(graph: Graph, recapture: Again, more: int = MORE) -> Graph:
     Tried are a `LESS`th and `more` times its batch, a `SHORTER`th and `LONGER` times its length: a model could do
     something else of fewer, or of more (`if len(x) < 4`).
     """
-    return replace(graph, free_sizes=_asked(graph, _quiet(recapture), more))
+    return replace(graph, free_sizes=_probed(graph, _quiet(recapture), more))
 
 
-def _asked(graph: Graph, recapture: Again, more: int) -> tuple[FreeSize, ...]:
+def _probed(graph: Graph, recapture: Again, more: int) -> tuple[FreeSize, ...]:
     try:
         batches = _tried_batches(graph, more)
     except UserError as error:
         return (FreeSize(BATCH, error.message, 0, 0),)
-    base = own_length(graph)
+    base = sequence_length(graph)
     if base <= _shorter(base):
         short = f"from sequences of {base} nothing tells what follows their length"
         return (_batch_alone(graph, recapture, batches), *([FreeSize(SEQUENCE, short, 0, 0)] if base else []))
@@ -74,7 +74,9 @@ def _why_fixed(graph: Graph, batch: int, tried: Iterable[int], recapture: Again)
     try:
         for samples in tried:
             carried = rebatched(graph, samples)
-            message = followed_numbers(with_numbers_of(carried, recapture(samples, own_length(graph)), batch), carried)
+            message = followed_numbers(
+                with_numbers_of(carried, recapture(samples, sequence_length(graph)), batch), carried
+            )
             if message:
                 return message[0]
     except UserError as error:
@@ -100,7 +102,7 @@ def _followed(graph: Graph, recapture: Again, batches: tuple[int, int]) -> tuple
     """Slopes of what follows the length, and the range of lengths: captured with a shorter one and the smaller of
     `batches`, and near the longest that its tables allow with the larger, or if that is its own with another shorter
     one. UserError if the second capture disagrees, or anything differs."""
-    base = own_length(graph)
+    base = sequence_length(graph)
     shorter = _shorter(base)
     slopes = slopes_between(graph, rebatched(graph, batches[0]), recapture(batches[0], shorter), shorter)
     longer = longest(graph, slopes, shorter, LONGER * base)

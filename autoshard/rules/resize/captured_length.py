@@ -25,7 +25,7 @@ SEQUENCE = "sequence"
 Slopes = dict[str, Fraction]  # place -> of what is not 0
 
 
-def own_length(graph: Graph) -> int:
+def sequence_length(graph: Graph) -> int:
     """Length of the sequences among the graph's inputs; 0 without any."""
     tensors = [graph.tensor(name) for name in graph.inputs]
     return sequence_dims([t.shape for t in tensors], ["float" in t.dtype for t in tensors])[0]
@@ -36,7 +36,7 @@ def slopes_between(graph: Graph, carried: Graph, captured: Graph, length: int) -
 
     `carried`: `graph` by the rules at the batch of `captured`. UsageError names what else differs.
     """
-    base = own_length(graph)
+    base = sequence_length(graph)
     _check_kinds(carried, captured, base, length)
     mine, theirs, there = numbers_of(graph), numbers_of(carried), numbers_of(captured)
     slopes = {}
@@ -56,7 +56,7 @@ def check_same(carried: Graph, captured: Graph, base: int) -> None:
     """
     if len(carried.ops) != len(captured.ops):
         carried = rename(drop_noops(carried))
-    length = own_length(captured)
+    length = sequence_length(captured)
     _check_kinds(carried, captured, base, length)
     mine, there = numbers_of(carried), numbers_of(captured)
     for place, number in there.items():
@@ -78,7 +78,7 @@ def _check_kinds(carried: Graph, captured: Graph, base: int, length: int) -> Non
 
 def relengthened(graph: Graph, length: int) -> Graph:
     """`graph` for sequences of `length`, by what its `free_sizes` say. UsageError if a number would not be whole."""
-    base = own_length(graph)
+    base = sequence_length(graph)
     if length == base:
         return graph
     size = next(size for size in graph.free_sizes if size.name == SEQUENCE)

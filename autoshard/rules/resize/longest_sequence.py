@@ -8,7 +8,7 @@ from fractions import Fraction
 from autoshard.errors import UsageError
 from autoshard.ir.graph import Graph, Op
 from autoshard.rules.op_labels import line_of
-from autoshard.rules.resize.captured_length import own_length
+from autoshard.rules.resize.captured_length import sequence_length
 from autoshard.rules.value_range import Lengthened
 
 Slopes = Mapping[str, Fraction]
@@ -22,7 +22,7 @@ def longest(graph: Graph, slopes: Slopes, shortest: int, most: int) -> int:
 
     UsageError if nothing shows, at `shortest` and at the graph's own length, that a table has all rows.
     """
-    base = own_length(graph)
+    base = sequence_length(graph)
     for op in graph.ops:
         if op.target in TABLES and not all(_has_all(graph, slopes, op, length - base) for length in (shortest, base)):
             what = f"nothing tells which rows {op.name} ({op.target} at {line_of(graph, op)}) looks up"

@@ -250,7 +250,7 @@ def _rule(graph: Graph, op: Op) -> Instance | None:
 
 def _resized(graph: Graph, op: Op, tensors: dict[str, Tensor]) -> Op:
     """Operator for the new shapes of its operands and results."""
-    sizes = _made(op, tensors) if _from_nothing(op) else _local(graph, op, tensors)
+    sizes = _creation_arguments(op, tensors) if _from_nothing(op) else _local(graph, op, tensors)
     return replace(op, attributes=tuple((name, sizes.get(name, value)) for name, value in op.attributes))
 
 
@@ -258,7 +258,7 @@ def _from_nothing(op: Op) -> bool:
     return record(op.target).repeated or not op.operands
 
 
-def _made(op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
+def _creation_arguments(op: Op, tensors: dict[str, Tensor]) -> dict[str, Attribute]:
     """Arguments of a tensor made from nothing, for its new shape."""
     shape = tensors[op.results[0]].shape
     if op.target == "aten.arange":

@@ -30,7 +30,7 @@ HELD = 4  # in memory of one: formulations of a graph, plans of a formulation
 def formulated(cache: DiskCache | None, context: PlanningContext) -> Formulation:
     """Formulation of all strategies, made once for a graph; read if another command made it."""
     known, key = context.graph.once(_formulations), context.key
-    formulation = known.pop(key, None) or _made(cache, context)
+    formulation = known.pop(key, None) or _formulation(cache, context)
     known[key] = formulation  # used last
     while len(known) > HELD:
         del known[next(iter(known))]
@@ -41,7 +41,7 @@ def _formulations(graph: Graph) -> dict[object, Formulation]:
     return {}
 
 
-def _made(cache: DiskCache | None, context: PlanningContext) -> Formulation:
+def _formulation(cache: DiskCache | None, context: PlanningContext) -> Formulation:
     if cache is None:
         return formulate(context)
     key = _problem_key(context)

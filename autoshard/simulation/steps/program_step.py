@@ -22,7 +22,7 @@ from autoshard.ir.layout import PARTIAL, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import BlockPolicy, Plan, StepPlan
 from autoshard.ir.program import Compute, Program
-from autoshard.program.instruction_storage import found_again, run_again
+from autoshard.program.instruction_storage import rerun_ids, reused_results
 from autoshard.program.module_scopes import called_in, reads_of
 from autoshard.program.schedules.place_order import Sources
 from autoshard.program.stage_programs import handed_from, handed_to, shared_parameters, stage_programs
@@ -311,7 +311,7 @@ def _update_seconds(once: Timeline | Timing, count: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Again:
+class _Recomputed:
     """Recompute of a block in backward, and what the block therefore does not keep; `saved`: results that it finds and
     that no backward reads, which are there for the second forward. `last`: its last instruction."""
 
@@ -436,7 +436,7 @@ class _MeasuredPart:
         phase = tuple(event._replace(phase="recompute") for event in segment.events)
         return 2 * self.count - 1 - max(called_in(self.part, policy.module), default=0), Segment(phase, segment.seconds)
 
-    def _bytes(self, blocks: Sequence[_Again]) -> tuple[float, ...]:
+    def _bytes(self, blocks: Sequence[_Recomputed]) -> tuple[float, ...]:
         """Bytes in memory at each step: what a block drops is there until its forward has ended, and again from where
         its backward begins."""
         changed = {id(span) for block in blocks for span in (*block.dropped, *block.saved)}
@@ -448,7 +448,7 @@ class _MeasuredPart:
             spans += [replace(span, start=begins) for span in block.dropped]
         return levels(spans, len(self.memory.bytes))
 
-    def _again(self, policy: BlockPolicy) -> _Again:
+    def _again(self, policy: BlockPolicy) -> _Recomputed:
         """A block at `policy.module`."""
         inside = {*called_in(self.part, policy.module)}
         outside = {
@@ -463,11 +463,11 @@ class _MeasuredPart:
             for span in self.memory.spans
             if span.held.kind == "activation" and span.start in dear and span.last < self.count
         ]
-        return _Again(seconds, tuple(dropped), tuple(saved), max(inside, default=0))
+        return _Recomputed(seconds, tuple(dropped), tuple(saved), max(inside, default=0))
 
     def _run_again(self, policy: BlockPolicy) -> tuple[list[int], set[int]]:
         """Instructions that backward recomputes in a block, and those whose results it finds."""
         inside = {*called_in(self.part, policy.module)}
         ways = self.part.once(weight_ways)
-        dear = {*found_again(self.part.instructions, inside, policy.keep, self.graph, ways)}
-        return [i for i in run_again(self.part.instructions, inside, self.graph) if i not in dear], dear
+        dear = {*reused_results(self.part.instructions, inside, policy.keep, self.graph, ways)}
+        return [i for i in rerun_ids(self.part.instructions, inside, self.graph) if i not in dear], dear

@@ -86,10 +86,10 @@ def _smallest(problem: Problem) -> Iterator[tuple[str, float, int, int]]:
             allowed = node.bytes[np.isfinite(node.seconds)]
             yield node.name, float(allowed.min(initial=np.inf)) if len(allowed) else 0.0, start, stop
     for value in problem.values:
-        yield from _kept(value)
+        yield from _window_least(value)
 
 
-def _kept(value: Value) -> Iterator[tuple[str, float, int, int]]:
+def _window_least(value: Value) -> Iterator[tuple[str, float, int, int]]:
     """Over each window its keepers may share one layout: the largest of their smallest sizes."""
     keepers = [
         (float(value.bytes[targets].min()), *span)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from autoshard.ir.problem import Floats, Problem, Value, kept, memory
+from autoshard.ir.problem import Floats, Problem, Value, memory, target_spans
 from autoshard.solvers.common import clock
 from autoshard.solvers.common.local_search import Choice, Links, links, options
 
@@ -110,7 +110,7 @@ def _spans(problem: Problem, linked: Links, current: Sequence[int], n: int) -> I
     yield node.interval, float(node.bytes[current[n]])
     values: list[Value] = [value for value, _ in linked.consumed[n]]
     for value in values:
-        for target, span in kept(value, current).items():
+        for target, span in target_spans(value, current).items():
             yield span, float(value.bytes[target])
 
 

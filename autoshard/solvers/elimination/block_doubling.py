@@ -106,7 +106,7 @@ def _finished(begun: _Begun, budget: int) -> Folded | None:
     chains = [
         _Chain(here, fold, start.store, plan, choices) for fold, plan in zip(short.folds, start.plans, strict=True)
     ]
-    remainder = _rest(short, start, chains, budget)
+    remainder = _outside_folds(short, start, chains, budget)
     if remainder is None:
         return None
     value, picked, work = remainder
@@ -187,7 +187,9 @@ def _position(short: Short, node: int) -> int:
     return int(short.positions[node]) + moved
 
 
-def _rest(short: Short, start: _Start, chains: Sequence[_Chain], budget: int) -> tuple[float, list[int], int] | None:
+def _outside_folds(
+    short: Short, start: _Start, chains: Sequence[_Chain], budget: int
+) -> tuple[float, list[int], int] | None:
     """(minimum, strategies of the nodes outside the folds as kept indices, work): each fold is one more term."""
     owners = _owners(start.encoded, short)
     terms = [term for term, owner in zip(start.encoded.terms, owners, strict=True) if owner is None]

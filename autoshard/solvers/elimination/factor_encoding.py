@@ -342,11 +342,11 @@ def _product(sum_: Additive, ends: _KeptEnds) -> Floats:
             first &= ids[i] != earlier
         pay = seconds[:, column].reshape((len(ends.rows), *_along(i, len(column), arity)))
         total += np.where(first, pay, 0.0) if i else pay
-        total += np.where(first, _kept_bytes(sum_, value, ids, i, shape), 0.0)
+        total += np.where(first, _hull_bytes(sum_, value, ids, i, shape), 0.0)
     return total
 
 
-def _kept_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int, shape: tuple[int, ...]) -> Floats:
+def _hull_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int, shape: tuple[int, ...]) -> Floats:
     """Cost of keeping consumer i's target over the hull of all that keep the same one, shape `shape`."""
     if not charge(sum_, hull(value)):
         return np.zeros((1,) * len(shape))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.errors import InfeasibleError
-from autoshard.ir.problem import Integers, Problem, Value, kept
+from autoshard.ir.problem import Integers, Problem, Value, target_spans
 from autoshard.solvers.elimination.weighted_sum import Additive, charge, unary
 
 
@@ -43,10 +43,10 @@ def around(sum_: Additive, allowed: Sequence[Integers]) -> Around | None:
     )
     part = replace(problem, nodes=tuple(problem.nodes[n] for n in nodes), values=moved)
     part_allowed = tuple(allowed[n] for n in nodes)
-    return Around(part, tuple(nodes), part_allowed, _rest(sum_, index, set(values), allowed))
+    return Around(part, tuple(nodes), part_allowed, _outside_cost(sum_, index, set(values), allowed))
 
 
-def _rest(sum_: Additive, inside: Mapping[int, int], values: set[int], allowed: Sequence[Integers]) -> float:
+def _outside_cost(sum_: Additive, inside: Mapping[int, int], values: set[int], allowed: Sequence[Integers]) -> float:
     """The cost of the nodes and values outside, all of which are fixed."""
     problem = sum_.problem
     fixed = [int(some[0]) if len(some) else 0 for some in allowed]
@@ -64,5 +64,5 @@ def _cost(sum_: Additive, value: Value, choice: Sequence[int]) -> float:
     seconds = sum(float(value.seconds[source, target]) for target in targets)
     if math.isinf(seconds):
         return seconds
-    spans = kept(value, choice) if sum_.cumulative[-1] > 0 else {}
+    spans = target_spans(value, choice) if sum_.cumulative[-1] > 0 else {}
     return sum_.scale * seconds + sum(charge(sum_, span) * float(value.bytes[t]) for t, span in spans.items())

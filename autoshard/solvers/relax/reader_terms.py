@@ -71,7 +71,7 @@ def apart(sum_: Additive, kinds: Sequence[int], shares: Mapping[int, Floats], cu
     `kinds[v]`: the same of values with the same `shares`, of shape (readers, targets); even ones where absent.
     """
     problem, once = sum_.problem, _Once()
-    node_costs = [_own(sum_, n, once) for n in range(len(problem.nodes))]
+    node_costs = [_unary(sum_, n, once) for n in range(len(problem.nodes))]
     values = []
     for v, (value, kind) in enumerate(zip(problem.values, kinds, strict=True)):
         count = len(value.consumers)
@@ -116,7 +116,7 @@ def without_hubs(sum_: Additive, cut: Collection[int]) -> Problem:
     return replace(problem, nodes=nodes, values=tuple(values), capacity_bytes=float("inf"))
 
 
-def _own(sum_: Additive, n: int, once: _Once) -> Floats:
+def _unary(sum_: Additive, n: int, once: _Once) -> Floats:
     node = sum_.problem.nodes[n]
     per_byte = charge(sum_, node.interval)
     if not per_byte and sum_.scale == 1.0:

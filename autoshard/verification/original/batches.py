@@ -27,7 +27,7 @@ class IntegerRange:
     ignored: int | None = None
 
 
-def given_inputs(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def example_inputs(examples: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The unchanged examples, floating ones in float64."""
     return [x.double() if x.is_floating_point() else x.clone() for x in examples]
 
@@ -76,7 +76,7 @@ def varied_inputs(graph: Graph, examples: Sequence[torch.Tensor], seed: int) -> 
     order = _order(examples, generator(seed, "samples"))
     return [
         _varied(example if order is None else example[order], ranges.get(name), generator(seed, f"input {name}"))
-        for name, example in zip(graph.inputs, given_inputs(examples), strict=True)
+        for name, example in zip(graph.inputs, example_inputs(examples), strict=True)
     ]
 
 

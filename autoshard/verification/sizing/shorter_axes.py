@@ -63,7 +63,7 @@ def _meshes(plan: Plan, full: Graph, small: Graph, most_ranks: int) -> Iterator[
     cuts = _cuts(plan, full, small)
     others = []
     for mesh in _shorter(plan.mesh, most_ranks):
-        missed = sum(_kept(cut, mesh) is False for cut in cuts)
+        missed = sum(_keeps_cut(cut, mesh) is False for cut in cuts)
         if missed == 0:
             yield mesh
         else:
@@ -121,6 +121,6 @@ def _size(length: int, axes: tuple[str, ...]) -> LocalSize:
     return LocalSize(length, tuple(AxisShard(axis) for axis in axes))
 
 
-def _kept(cut: Cut, mesh: Mesh) -> bool:
+def _keeps_cut(cut: Cut, mesh: Mesh) -> bool:
     length, axes, planned = cut
     return evenness(_size(length, axes), mesh) == planned

@@ -16,7 +16,7 @@ from autoshard.ir.layout import REPLICATE_PARTIAL, Shard, largest_shape
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import KEEP_SOME, PLAIN, StepPlan
 from autoshard.ir.program import Compute, Program, ProgramParameter
-from autoshard.program.instruction_storage import LINEAR, communicated, is_expensive, run_again, some_results
+from autoshard.program.instruction_storage import LINEAR, communicated, is_expensive, rerun_ids, some_results
 from autoshard.program.lower import lower
 from autoshard.program.module_scopes import inside, reads_of, results_of
 from autoshard.program.weights import weight_ways
@@ -273,7 +273,7 @@ class _Measured:
         rerun, left = list[int](), set(indices)
         for module in called:
             mine = [i for i in indices if steps[i].module == module or inside(steps[i].module, module)]
-            rerun += run_again(steps, mine if len(called) > 1 else indices, self.graph)
+            rerun += rerun_ids(steps, mine if len(called) > 1 else indices, self.graph)
             left -= {*(mine if len(called) > 1 else indices)}
         return [*rerun, *sorted(left)]
 

@@ -86,7 +86,7 @@ class _OwnPlace:
         return self.most_bytes - self.least_bytes > NEAR * self.most_bytes and self.most_bytes < math.inf
 
 
-def with_own_parts(
+def with_place_parts(
     plan: Plan,
     known: Plan | None,
     graph: Graph,
