@@ -16,7 +16,7 @@ COMMUNICATED = "communicated"
 # of a block's values, until its backward; the most first
 KEEPS = (KEEP_ALL, f"expensive+{COMMUNICATED}", "expensive", COMMUNICATED, "input")
 PLAIN = {f"expensive+{COMMUNICATED}": "expensive", COMMUNICATED: "input"}  # what is kept beside what collectives gave
-KEEP_SOME = "some: "  # and of its products and attention those named behind, as in `kept_results`
+KEEP_SOME = "some: "  # and of its products and attention those named behind, as in `policy_results`
 ATTENTION = "attention"
 
 
@@ -223,7 +223,7 @@ class StagePart:
 class BlockPolicy:
     """Results that backward finds of the block at `module`, a path: "all", "expensive" (its inputs, products and
     attention), "communicated" (its inputs, and what collectives of activations gave), "expensive+communicated", "input"
-    (its inputs alone) or "some: ..." (its inputs, and of its products and attention those that `kept_results` reads
+    (its inputs alone) or "some: ..." (its inputs, and of its products and attention those that `policy_results` reads
     there). The rest is recomputed, and collectives run again."""
 
     module: str

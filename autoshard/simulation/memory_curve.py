@@ -156,7 +156,7 @@ class _Lives:
         self.used: dict[str, int] = {}
         self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
         self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
-        self.kept_beside: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `kept_by`
+        self.kept_beside: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `saved_extra`
         for index, instruction in enumerate(program.instructions):
             if isinstance(instruction, Compute):
                 self.kept_beside[index] = saved_extra(program, graph, instruction)

@@ -91,8 +91,8 @@ def test_an_estimate_tells_what_is_reserved() -> None:
 
 _RELEASED = """
 import ctypes, resource, sys
-from autoshard.system.process_memory import freed_is_kept
-if not freed_is_kept():
+from autoshard.system.process_memory import keep_freed
+if not keep_freed():
     sys.exit("not taken")
 def touched():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
