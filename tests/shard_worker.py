@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -345,7 +346,21 @@ def frozen() -> None:
         near(value, model.state_dict()[name], name)
 
 
-class Task:
+class Base:
+    """Its methods are found by those that inherit them."""
+
+    layers: list[nn.Module]
+    scale: float
+
+    @property
+    def doubled(self) -> float:
+        return 2 * self.scale
+
+    def second(self, x: Tensor) -> Tensor:
+        return self.layers[1](x) * self.doubled
+
+
+class Task(Base):
     """A plain object with layers, a scale and a counter that its methods don't read."""
 
     def __init__(self, layers: list[nn.Module], scale: float = 2.0) -> None:
@@ -354,9 +369,6 @@ class Task:
     def run(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.layers[0](x)))
 
-    def second(self, x: Tensor) -> Tensor:
-        return self.layers[1](x) * self.scale
-
     __call__ = run
 
 
@@ -364,7 +376,9 @@ def referred() -> None:
     """Modules and numbers that a function reaches through lists, dicts, objects, defaults, partials and helpers."""
     x = torch.randn(8, 16)
     layers: list[nn.Module] = [nn.Linear(16, 12), nn.Linear(12, 4)]
-    task, table, row = Task(layers), {"layers": layers}, [2.0, [3.0]]
+    task, table, row = Task(layers), {"layers": layers}, [2.0, [3.0], torch.tensor(2.0)]
+    step, forced = task.run, types.ModuleType("forced")
+    forced.SCALE = 2.0
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "method": task.run,
         "callable": task,
@@ -374,6 +388,9 @@ def referred() -> None:
         "default": lambda x, by=row: layers[1](layers[0](x)) * by[0],
         "partial": functools.partial(lambda x, by: layers[1](layers[0](x)) * by[0], by=row),
         "helper": lambda x: functions["list"](x) + 1,
+        "bound": lambda x: step(x),
+        "another file": lambda x: layers[1](layers[0](x)) * forced.SCALE,
+        "tensor": lambda x: layers[1](layers[0](x)) * row[2],  # type: ignore[operator]
     }
     for name, fn in functions.items():
         sharded = autoshard.shard(fn, in_strategy=(halves(),))
@@ -388,10 +405,19 @@ def referred() -> None:
                 near(one, other, name)
             near(sharded(x), fn(x), name)
             task.scale += 1
-            row[0], row[1] = row[0] + 1, [5.0]  # type: ignore[operator]
+            row[:] = [row[0] + 1, [5.0], row[2] + 1]  # type: ignore[operator]
+            forced.SCALE += 1
+        sharded(x)
         variants, task.calls = len(sharded.variants), task.calls + 1
         sharded(x)
-        assert task.calls and len(sharded.variants) <= variants + 1  # of another scale, not of the counter
+        assert len(sharded.variants) == variants  # nothing reads the counter
+    chosen = {*layers}
+    try:
+        autoshard.shard(lambda x: next(layer(x) for layer in chosen))(x)
+    except autoshard.errors.UsageError as error:
+        assert "the set chosen" in error.message, error.message
+    else:
+        raise AssertionError("layers of a set come in another order on each rank")
 
 
 CASES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,12 +58,23 @@ def _is_constant(value: Any, direct: set[int]) -> bool:
     return not isinstance(value, nn.Module) and id(value) not in direct
 
 
+@dataclass(frozen=True, eq=False)
+class _SameTensor:
+    """Equals the very tensor at this version; holding it keeps its address from another one."""
+
+    tensor: Tensor
+    version: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameTensor) and (self.tensor is other.tensor and self.version == other.version)
+
+
 def _constant(value: Any) -> Any:
     if isinstance(value, PLAIN):
-        return value
+        return type(value), value
     if isinstance(value, Tensor):
-        return id(value), value._version
-    return value.shape, value.tobytes()
+        return _SameTensor(value, value._version)
+    return value.dtype.str, value.shape, value.tobytes()
 
 
 def _modules_of(values: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:

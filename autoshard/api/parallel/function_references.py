@@ -1,35 +1,45 @@
 """Modules, tensors and numbers that a Python function uses without being given them.
 
-Found in its closure, defaults, `functools.partial` arguments and the globals that its code names, in the object that it
-is a method of, and in lists, dicts and plain objects among these. Of an object only attributes count that some code on
-the way names: a counter that the function does not read is no reason to plan it again.
+Found in closures, defaults, `functools.partial` arguments, the globals that code names, the objects of methods, and in
+lists, dicts, objects and files of the user's among these; in functions and methods that the code calls, too. Of an
+object only attributes count that some code on the way names: a counter that nothing reads is no reason to plan again.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from autoshard.errors import UsageError
+
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _BY_NAME = frozenset({"getattr", "vars", "__dict__", "asdict"})  # read attributes that the code does not name
+_PATHS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES = (*_PATHS, f"{Path(__file__).parents[2]}{os.sep}")  # files whose state is not followed; the last: autoshard
+_WRAPPED = {staticmethod: "__func__", classmethod: "__func__", property: "fget", functools.cached_property: "func"}
 
 
 def references(fn: Callable[..., Any]) -> dict[str, Any]:
     """Path (`config.scale`, `layers.0`) -> module, tensor, array or plain value that `fn` refers to.
 
-    A value that several paths reach stands under the first.
+    A value that several paths reach stands under the first. UsageError for a set of anything else, whose order differs
+    between ranks.
     """
-    names = _names(fn)
-    while True:
-        walk = _ReferenceWalk(names, _globals(fn))
-        for path, value in _roots(fn):
-            walk.visit(path, value)
+    function = function_of(fn)
+    names = frozenset() if function is None else _code_names(function.__code__)
+    while True:  # names that are met late may be of attributes passed before
+        walk = _ReferenceWalk(names)
+        walk.visit("", fn)
         if walk.names == names:
             return walk.values
         names = walk.names
@@ -52,8 +62,8 @@ def cells_of(function: FunctionType) -> dict[str, Any]:
 
 
 def named_values(function: FunctionType) -> dict[str, Any]:
-    """Values of the closure, and of the globals that the code names."""
-    scope = function.__globals__
+    """Values of the closure, and, outside of libraries, of the globals that the code names."""
+    scope = {} if function.__code__.co_filename.startswith(_LIBRARIES) else function.__globals__
     closed = {name: cell.cell_contents for name, cell in cells_of(function).items()}
     return {name: scope[name] for name in _global_names(function.__code__) if name in scope} | closed
 
@@ -61,94 +71,86 @@ def named_values(function: FunctionType) -> dict[str, Any]:
 class _ReferenceWalk:
     """`values` met so far, each once; `names` grows by those of functions and methods on the way."""
 
-    def __init__(self, names: frozenset[str], scope: Mapping[str, Any]) -> None:
-        self.names, self.scope = names, scope
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
         self.values: dict[str, Any] = {}
         self.seen: dict[int, Any] = {}  # keeps what it has seen alive, so that no id is used twice
 
     def visit(self, path: str, value: Any) -> None:
+        if not isinstance(value, PLAIN):
+            if id(value) in self.seen:
+                return
+            self.seen[id(value)] = value
+        if isinstance(value, (*PLAIN, nn.Module, Tensor, np.ndarray, np.generic)):
+            self._note(path, value)
+        elif isinstance(value, set | frozenset):
+            if not all(isinstance(item, PLAIN) for item in value):
+                raise UsageError(
+                    f"the function refers to the set {path}", "a list: a set has another order on each rank"
+                )
+            self._note(path, str(sorted(map(repr, value))))
+        else:
+            for name, part in self._parts(value).items():
+                self.visit(".".join(filter(None, (path, name))), part)
+
+    def _note(self, path: str, value: Any) -> None:
         while path in self.values:  # another value's
             path += "'"
-        if isinstance(value, PLAIN):
-            self.values[path] = value
-            return
-        if id(value) in self.seen:
-            return
-        self.seen[id(value)] = value
+        self.values[path] = value
         if isinstance(value, nn.Module):
-            self.values[path] = value
-            self._module(path, value)
-        elif isinstance(value, Tensor | np.ndarray | np.generic):
-            self.values[path] = value
-        elif isinstance(value, list | tuple | set | frozenset):
-            for i, item in enumerate(value):
-                self.visit(f"{path}.{i}", item)
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                self.visit(f"{path}.{key}", item)
-        elif isinstance(value, FunctionType):
-            self._function(path, value)
-        elif not isinstance(value, ModuleType | type) or getattr(value, "__module__", "") == self.scope.get("__name__"):
-            self._attributes(path, value)
+            for name, part in value.named_modules():
+                code = getattr(type(part).forward, "__code__", None)
+                if code is not None and not code.co_filename.startswith(_LIBRARIES):
+                    numbers = {key: x for key, x in vars(part).items() if key in _code_names(code)}
+                    numbers = {key: x for key, x in numbers.items() if isinstance(x, PLAIN) and key != "training"}
+                    self.values |= {".".join(filter(None, (path, name, key))): x for key, x in numbers.items()}
 
-    def _function(self, path: str, function: FunctionType) -> None:
-        """A helper of the same file, or one that was made by a function: what it refers to counts, too."""
-        if function.__globals__ is self.scope or function.__closure__:
-            self.names |= _code_names(function.__code__)
-            for name, value in {**_defaults(function), **named_values(function)}.items():
-                self.visit(name if function.__globals__ is self.scope else f"{path}.{name}", value)
-
-    def _attributes(self, path: str, value: Any) -> None:
-        """Attributes that the code names, with those of its class; methods that it calls."""
-        kind = value if isinstance(value, type) else type(value)
-        if kind.__module__ == "builtins" or kind.__module__.partition(".")[0] == "torch":
-            return
-        everything = {**vars(kind), **getattr(value, "__dict__", {})}
-        slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
-        everything |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
-        for name, item in everything.items():
-            if name in self.names or (self.names & _BY_NAME and not name.startswith("__")):
-                self.visit(f"{path}.{name}" if path else name, item)
-
-    def _module(self, path: str, module: nn.Module) -> None:
-        """Numbers on modules that their forwards name."""
-        for name, part in module.named_modules():
-            if type(part).__module__.startswith("torch."):
-                continue
-            code_names = _code_names(type(part).forward.__code__) if hasattr(type(part).forward, "__code__") else set()
-            for key, value in vars(part).items():
-                if key in code_names and isinstance(value, PLAIN) and key != "training":
-                    self.values[".".join(filter(None, (path, name, key)))] = value
+    def _parts(self, value: Any) -> dict[str, Any]:
+        """What a value refers to, by name."""
+        if isinstance(value, list | tuple):
+            return {str(i): item for i, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            return {str(key): item for key, item in value.items()}
+        if isinstance(value, functools.partial):
+            return {**{f"argument{i}": x for i, x in enumerate(value.args)}, **value.keywords, "": value.func}
+        if isinstance(value, MethodType):
+            return {"": value.__self__, "__func__": value.__func__}
+        if type(value) in _WRAPPED:
+            return {"": getattr(value, _WRAPPED[type(value)])}
+        if isinstance(value, FunctionType):
+            if not value.__code__.co_filename.startswith(_LIBRARIES):
+                self.names |= _code_names(value.__code__)
+            return {**_defaults(value), **named_values(value)}
+        everything = _attributes(value)
+        return {
+            name: item
+            for name, item in everything.items()
+            if name in self.names or (self.names & _BY_NAME and not name.startswith("__"))
+        }
 
 
-def _roots(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(fn, functools.partial):
-        yield from ((f"argument{i}", value) for i, value in enumerate(fn.args))
-        yield from fn.keywords.items()
-        yield from _roots(fn.func)
-        return
-    function = function_of(fn)
-    owner = getattr(fn, "__self__", None if isinstance(fn, FunctionType) else fn)
-    if owner is not None and not isinstance(owner, ModuleType):
-        yield "", owner
-    if function is not None:
-        yield from {**_defaults(function), **named_values(function)}.items()
+def _attributes(value: Any) -> dict[str, Any]:
+    """Attributes of a file, a class, or an object with those of its classes, but for libraries' files and classes."""
+    if isinstance(value, ModuleType):
+        return {} if (getattr(value, "__file__", None) or "").startswith(_LIBRARIES) else vars(value)
+    bases = (value if isinstance(value, type) else type(value)).__mro__[::-1]
+    bases = tuple(base for base in bases if not _is_library(base.__module__))
+    inherited = {name: item for base in bases for name, item in vars(base).items()}
+    slots = [name for base in bases for name in getattr(base, "__slots__", ())]
+    held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    return {**inherited, **{name: getattr(value, name) for name in slots if hasattr(value, name)}, **held}
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_library(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module != "__main__" and (file is None or file.startswith(_LIBRARIES))
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:
     values = function.__defaults__ or ()
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return {**dict(zip(names[len(names) - len(values) :], values, strict=True)), **(function.__kwdefaults__ or {})}
-
-
-def _names(fn: Callable[..., Any]) -> frozenset[str]:
-    function = function_of(fn)
-    return frozenset() if function is None else _code_names(function.__code__)
-
-
-def _globals(fn: Callable[..., Any]) -> Mapping[str, Any]:
-    function = function_of(fn)
-    return {} if function is None else function.__globals__
 
 
 @functools.lru_cache(maxsize=1024)
