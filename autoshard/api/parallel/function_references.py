@@ -106,7 +106,7 @@ class _ReferenceWalk:
                     self.values |= {".".join(filter(None, (path, name, key))): x for key, x in numbers.items()}
 
     def _parts(self, value: Any) -> dict[str, Any]:
-        """What a value refers to, by name."""
+        """Values that a value refers to, by name."""
         if isinstance(value, list | tuple):
             return {str(i): item for i, item in enumerate(value)}
         if isinstance(value, Mapping):
