@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_function_and_module() -> None:
-    run_processes("tests.shard_worker", ["function", "module", "computed_again", "frozen", "referred"], 2, 380)
+    run_processes("tests.shard_worker", ["function", "module", "computed_again", "frozen"], 2, 380)
 
 
 @pytest.mark.slow
