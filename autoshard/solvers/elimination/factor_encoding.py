@@ -337,26 +337,25 @@ def _product(sum_: Additive, ends: _KeptEnds) -> Floats:
     shape = tuple(map(len, ends.columns))
     total = np.zeros((len(ends.rows), *shape))
     for i, column in enumerate(ends.columns):
-        first = np.ones(shape, bool)
+        first = np.ones((1,) * arity, bool)  # it grows by the dims that it depends on: only the last steps are whole
         for earlier in ids[:i]:
-            first &= ids[i] != earlier
+            first = first & (ids[i] != earlier)
         pay = seconds[:, column].reshape((len(ends.rows), *_along(i, len(column), arity)))
         total += np.where(first, pay, 0.0) if i else pay
-        total += np.where(first, _hull_bytes(sum_, value, ids, i, shape), 0.0)
+        if charge(sum_, hull(value)):
+            total += np.where(first, _hull_bytes(sum_, value, ids, i), 0.0)
     return total
 
 
-def _hull_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int, shape: tuple[int, ...]) -> Floats:
-    """Cost of keeping consumer i's target over the hull of all that keep the same one, shape `shape`."""
-    if not charge(sum_, hull(value)):
-        return np.zeros((1,) * len(shape))
-    start = np.full(shape, len(sum_.cumulative) - 1)
-    stop = np.zeros(shape, np.int64)
+def _hull_bytes(sum_: Additive, value: Value, ids: Sequence[Integers], i: int) -> Floats:
+    """Cost of keeping consumer i's target over the hull of all that keep the same one, broadcast over the columns."""
+    end = len(sum_.cumulative) - 1
+    start, stop = np.full_like(ids[i], end), np.zeros_like(ids[i])
     for j, (low, high) in enumerate(value.intervals):
         if low < high:
             same = ids[j] == ids[i]
-            start = np.where(same, np.minimum(start, low), start)
-            stop = np.where(same, np.maximum(stop, high), stop)
+            start = np.minimum(start, np.where(same, low, end))
+            stop = np.maximum(stop, np.where(same, high, 0))
     per_byte = np.where(start < stop, sum_.cumulative[stop] - sum_.cumulative[start], 0.0)
     return np.asarray(per_byte * value.bytes[ids[i]])
 
