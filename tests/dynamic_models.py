@@ -170,6 +170,17 @@ def halving() -> Built:
     return Halving(), (torch.randn(4, 3, 16, 16),)
 
 
+class Scaling(nn.Linear):
+    """A float of a size, which no graph at other sizes could follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (super().forward(x) * x.shape[1] ** -0.5).square().mean()
+
+
+def scaling() -> Built:
+    return Scaling(8, 8), (torch.randn(4, 16, 8),)
+
+
 class Counting(nn.Module):
     """Its samples by `len`: a token for each, a mean over them."""
 

@@ -85,6 +85,7 @@ REFUSED = [
     ("comparing", "rows=2..32@x.0,columns=2..32@x.1", r"columns and rows can't be .* `if x.shape"),
     ("fixed", "batch=2..8,sequence=6..24/6", r"sequence can't be dynamic at .*`return .* must match the size"),
     ("halving", "batch=2..8,height=9..65@x.2", r"conv2d \(aten.conv2d\) at .* does not follow the dynamic sizes"),
+    ("scaling", "batch=2..8,sequence=4..64/4", r"other of mul .* is a float that follows .*: 0.125 at batch 8"),
     ("words", "batch=2..8,sequence=2..128", r"sequence can't be dynamic|64 positions"),
     ("words", "batch=4..32@ids.0@labels.1", r"the dims of batch differ .*: ids.0 \(4\), labels.1 \(8\)"),
     ("words", "batch=4..32,rows=4..8@0.0", r"dim 0 of ids is both batch and rows"),

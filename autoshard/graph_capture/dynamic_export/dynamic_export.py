@@ -17,12 +17,15 @@ from autoshard.errors import CaptureError, UsageError
 from autoshard.graph_capture.dynamic_export.concrete import resized
 from autoshard.graph_capture.dynamic_export.kept_symbols import as_if_traced, keeping_symbols
 from autoshard.graph_capture.dynamic_sizes.declared import Declared, Shape, dims_of, of_model, parse
-from autoshard.graph_capture.dynamic_sizes.numbers import MOST_POINTS, MOST_UNITS
+from autoshard.graph_capture.dynamic_sizes.numbers import MOST_POINTS, MOST_UNITS, TENSOR_FOR_FLOAT
 from autoshard.graph_capture.tracing.own_gradients import begin_trace
 from autoshard.graph_capture.tracing.source_lines import culprit, headline, is_visible, quote
 from autoshard.ir.dynamic import DynamicSize
 
-_HINT = "sizes as numbers, not as lengths of Python loops; or leave this size out of the dynamic ones"
+_HINT = (
+    f"sizes as whole numbers, not as lengths of Python loops or in math.sqrt ({TENSOR_FOR_FLOAT}); "
+    "or leave this size out of the dynamic ones"
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from autoshard.graph_capture.training.overwritten_buffers import note_saved
 from autoshard.ir.dynamic import DynamicSize, Follows, terms_of
 from autoshard.ir.graph import Attribute, Graph, Op, Tensor
 
+TENSOR_FOR_FLOAT = "a float of a size as a tensor: x.new_ones(size).sum().sqrt()"
+
 
 def kind_of(graph: Graph, op: Op) -> tuple[object, ...]:
     """Everything of an operator but its whole numbers."""
@@ -69,6 +71,7 @@ def follows_of(graphs: Sequence[Graph], points: Sequence[Point], names: Sequence
 def _check_alike(graph: Graph, other: Graph, point: Point, there: Point, names: Sequence[str]) -> None:
     for op, theirs in zip(graph.ops, other.ops, strict=False):
         if kind_of(graph, op) != kind_of(other, theirs):
+            _check_floats(op, theirs, point, there, names)
             message = f"at {words(names, there)} the model computes something else than at {words(names, point)}: "
             message += f"{theirs.name} ({theirs.target}) at {theirs.source or 'an unknown line'} in place of {op.name}"
             raise CaptureError(message, "a smaller range of sizes")
@@ -77,6 +80,15 @@ def _check_alike(graph: Graph, other: Graph, point: Point, there: Point, names: 
             f"at {words(names, there)} the model has other operators or stored tensors than at {words(names, point)}"
         )
         raise CaptureError(message, "a smaller range of sizes")
+
+
+def _check_floats(op: Op, other: Op, point: Point, there: Point, names: Sequence[str]) -> None:
+    """CaptureError if the two differ by a float that is computed from a size, such as `T**-0.5`."""
+    for (name, value), (_, their_value) in zip(op.attributes, other.attributes, strict=False):
+        if isinstance(value, float) and isinstance(their_value, float) and value != their_value:
+            message = f"{name} of {op.name} ({op.target}) at {op.source or 'an unknown line'} is a float that follows "
+            message += f"a size: {value:g} at {words(names, point)} and {their_value:g} at {words(names, there)}"
+            raise CaptureError(message, f"{TENSOR_FOR_FLOAT}; or leave this size out of the dynamic ones")
 
 
 def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
