@@ -134,7 +134,14 @@ def batches() -> None:
         refused((result["logits"].sum() + result["loss"]).backward, "a backward from another output than the loss")
         expected(**batch)  # the buffers of both have seen one batch
         follows(expected, split, lambda each: each(**batch)["loss"])
+        within = nn.Sequential(split.double())
+        within.load_state_dict({f"0.{name}": x for name, x in model.state_dict().items()})
+        for name, value in split.full_state_dict().items():
+            near(value.double(), model.state_dict()[name].double(), name)
+        within.load_state_dict(within.state_dict())
     for call, words in (
+        (lambda: within.half(), "are torch.float64 on cpu, not torch.float16 on cpu"),
+        (lambda: copy.deepcopy(split), "can't be copied or pickled"),
         (lambda: split(ids), "planned for ids, labels, and is called with ids"),
         (lambda: split(ids, labels, scale=2.0), "with scale=its default, and is called with scale=2.0"),
         (lambda: split(ids[:3], labels), "input ids: expected the global shape"),

@@ -13,7 +13,7 @@ from autoshard.emit.runtime.axis import shard_cuts
 from autoshard.emit.runtime.full_tensors import plain
 
 __all__ = [
-    "fits", "full_value", "held_slices", "in_pairs", "local_shape", "of_pairs", "part_of", "remaining_part",
+    "fits", "full_value", "held_slices", "local_shape", "of_pairs", "part_of", "remaining_part",
     "undistributed",
 ]  # fmt: skip
 
@@ -73,11 +73,6 @@ def undistributed(x: Tensor) -> Tensor:
         return x
     whole = x.redistribute(placements=[Replicate()] * x.device_mesh.ndim)
     return whole.to_local(grad_placements=[Replicate()] * x.device_mesh.ndim)
-
-
-def in_pairs(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The original's state dict as ranks hold it: complex buffers as pairs of real numbers."""
-    return {name: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for name, x in state.items()}
 
 
 def of_pairs(state: Mapping[str, Tensor], complex_names: Collection[str]) -> dict[str, Tensor]:

@@ -16,7 +16,6 @@ from autoshard.api.parallel.boundary import (
     fits,
     full_value,
     held_slices,
-    in_pairs,
     local_shape,
     of_pairs,
     part_of,
@@ -25,10 +24,10 @@ from autoshard.api.parallel.boundary import (
 )
 from autoshard.api.parallel.call_sizes import call_sizes
 from autoshard.api.parallel.gradient_step import GradientStep, run_on_ranks, step_gradients
-from autoshard.api.parallel.rank_model import RankModel, check_one_stage, fill, rank_model, stored
+from autoshard.api.parallel.held_module import HeldModule, register
+from autoshard.api.parallel.rank_model import RankModel, check_one_stage, fill, rank_model
 from autoshard.api.planned import PlannedModel
-from autoshard.emit.runtime import LossScaler, full_state_dict, load_full_state_dict
-from autoshard.emit.runtime.parameters import sharding
+from autoshard.emit.runtime import LossScaler, full_state_dict
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Container, FixedValue, Form, ModelCall, rebuilt, user_forward
 from autoshard.graph_capture.call_record import read
@@ -65,14 +64,7 @@ def _call_of(plan: PlannedModel) -> ModelCall:
     return read(plan.graph.call, plan.graph.inputs, str(plan.folder or "this plan"))
 
 
-class _Holder(nn.Module):
-    """Parameters and buffers under the names of the original."""
-
-    def forward(self) -> None:
-        raise UsageError("a part of a parallelised model can't be called by itself", "call the whole model")
-
-
-class ParallelModule(nn.Module):
+class ParallelModule(HeldModule):
     """This rank's part of a model, called as the original is."""
 
     def __init__(
@@ -95,6 +87,11 @@ class ParallelModule(nn.Module):
         run.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
         self.forward = run
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """UsageError: a copy, or a file, would need the process groups of this one."""
+        hint = "full_state_dict() for a file; for a second model, parallelize a copy of the original with the same plan"
+        raise UsageError("a parallelised model can't be copied or pickled", hint)
+
     def train(self, mode: bool = True) -> Self:
         """The mode is the plan's: UsageError for the other one."""
         if mode != self._made[0].program.training:
@@ -113,10 +110,6 @@ class ParallelModule(nn.Module):
     def full_state_dict(self) -> dict[str, Tensor]:
         """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
         return of_pairs(full_state_dict(self._made[0].module), self._complex)
-
-    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes this rank's part of the original's state dict, which every rank gives."""
-        load_full_state_dict(self._made[0].module, in_pairs(state))
 
     def grad_scaler(self, scale: float | None = None) -> LossScaler:
         """Loss scaler of a plan in fp16-mixed, used as torch.amp.GradScaler is: all ranks leave out the same steps.
@@ -239,34 +232,3 @@ def _constants(form: Form) -> Iterator[tuple[str, Any]]:
 def _targets(call: ModelCall) -> int:
     form: Any = call.form
     return len(form.items[form.keys.index("targets")].items)
-
-
-def owner_of(holder: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """The module below `holder`, made where there is none, and the name in it, of a parameter's path."""
-    *folders, name = path.split(".")
-    owner = holder
-    for folder in folders:
-        child = owner._modules.get(folder)
-        if child is None:
-            child = owner._modules[folder] = _Holder().train(owner.training)
-        owner = child
-    return owner, name
-
-
-def hold(holder: nn.Module, path: str, tensor: Tensor, persistent: bool = True) -> None:
-    """Registers a tensor under its name in the original, whatever attributes `holder` has: state dicts have it."""
-    owner, name = owner_of(holder, path)
-    if isinstance(tensor, nn.Parameter):
-        owner._parameters[name] = tensor
-    else:
-        owner._buffers[name] = tensor
-        if not persistent:
-            owner._non_persistent_buffers_set.add(name)
-
-
-def register(holder: nn.Module, part: RankModel) -> None:
-    """Registers each parameter and buffer of the rank's model under each of its original names."""
-    held = {sharding(x).name: x for x in (*part.module.parameters(), *part.module.buffers())}
-    for one, _ in stored(part.program):
-        for path in (one.path, *one.ties):
-            hold(holder, path, held[one.path], one.persistent)

@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from autoshard.api import ranks
 from autoshard.api.live_model import same_tensors
-from autoshard.api.parallel.boundary import full_value, in_pairs, of_pairs, part_of, undistributed
+from autoshard.api.parallel.boundary import full_value, of_pairs, part_of, undistributed
 from autoshard.api.parallel.function_module import FunctionModule
 from autoshard.api.parallel.gradient_step import run_on_ranks
-from autoshard.api.parallel.parallel_module import hold, owner_of, register
+from autoshard.api.parallel.held_module import HeldModule, hold, owner_of, register
 from autoshard.api.parallel.rank_model import RankModel, fill
 from autoshard.api.parallel.shard_plan import (
     Border,
@@ -33,7 +33,7 @@ from autoshard.api.parallel.shard_plan import (
 )
 from autoshard.api.parallel.stale_parameters import stand_in
 from autoshard.api.strategies import FULL, strategies
-from autoshard.emit.runtime import ParallelMesh, full_state_dict, load_full_state_dict, sharding
+from autoshard.emit.runtime import ParallelMesh, full_state_dict, sharding
 from autoshard.errors import UsageError
 from autoshard.graph_capture.call_form import Arguments, by_name, model_call, rebuilt, user_forward
 from autoshard.graph_capture.plain_attributes import complex_buffers, keep_tensors
@@ -71,7 +71,7 @@ def shard(
     return Sharded(fn, request_of(said, device, level, mesh, hardware, pins, cache))
 
 
-class Sharded(nn.Module):
+class Sharded(HeldModule):
     """A function or module that runs split over the devices. `variants`: one for each way that it was called."""
 
     def __init__(self, fn: Callable[..., Any] | nn.Module, request: ShardRequest) -> None:
@@ -119,13 +119,6 @@ class Sharded(nn.Module):
             return of_pairs(full_state_dict(self.variants[0].rank.module), self._complex)
         whole = {name: value.detach().cpu().clone() for name, value in self.state_dict().items()}
         return of_pairs(whole, self._complex)
-
-    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Takes this rank's part of the original's state dict, which every rank gives."""
-        if self.variants:
-            load_full_state_dict(self.variants[0].rank.module, in_pairs(state))
-        else:
-            self.load_state_dict(in_pairs(state))
 
     # --- a call ---
 
