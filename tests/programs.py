@@ -98,7 +98,7 @@ class Maker:
         self.instructions.append(Collective(*does, operand, name, module, reason, joined, cut))
         return name
 
-    def move(self, name: str, operand: str, after: str, by_table: bool = False, again: bool = False) -> str:
+    def move(self, name: str, operand: str, after: str, by_table: bool = False, regathered: bool = False) -> str:
         """One step over all axes that change: of the pair table, or an exchange."""
         value = next(v for v in self.values if v.name == operand)
         target = Layout.parse(after)
@@ -108,7 +108,7 @@ class Maker:
         self.value(name, value.shape, after, value.dtype)
         joined, cut = dim_cuts(step, value.layout, value.shape, self.mesh)
         does = (tuple(self.mesh.names[a] for a in step.axes), step.before, step.after, step.forward, step.backward)
-        self.instructions.append(Collective(*does, operand, name, "", "why", joined, cut, again))
+        self.instructions.append(Collective(*does, operand, name, "", "why", joined, cut, regathered))
         return name
 
     def program(

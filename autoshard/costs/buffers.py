@@ -180,16 +180,16 @@ def _routed(mesh: Mesh, name: str, axes: Sequence[str], source: LocalValue, befo
     if name == "gather":
         parts = math.prod(mesh.axis_size(axis) for axis in axes)
         return _bytes(source, mesh) * parts + width * route.piece * in_blocks
-    return float(width * max(route.moved if name == "exchange" else 0, route.own * in_blocks))
+    return float(width * max(route.moved if name == "exchange" else 0, route.local * in_blocks))
 
 
 @dataclass(frozen=True)
 class Route:
-    """Elements on the device with most: `moved` (sent and received in an exchange), `own` (kept), and `piece` (the
+    """Elements on the device with most: `moved` (sent and received in an exchange), `local` (kept), and `piece` (the
     largest that one device has for another)."""
 
     moved: int
-    own: int
+    local: int
     piece: int
 
 

@@ -118,7 +118,7 @@ class ClassWriter:
     called: list[str]  # names that a caller gives the inputs
     axes: set[tuple[str, ...]] = field(default_factory=set)  # used by forward; several names are joined
     sizes: dict[str, str] = field(default_factory=dict)  # expression -> attribute, computed once
-    own: dict[tuple[str, str], str] = field(default_factory=dict)  # (kind, wanted name) -> attribute
+    attribute_of: dict[tuple[str, str], str] = field(default_factory=dict)  # (kind, wanted name) -> attribute
     uses_random: bool = False
     uses_labels: bool = False
     uses_device: bool = False
@@ -164,10 +164,10 @@ class ClassWriter:
 
     def ours(self, name: str, kind: str = "") -> str:
         """`self.name`; one attribute for each name and kind."""
-        if (kind, name) not in self.own:
+        if (kind, name) not in self.attribute_of:
             theirs = {*self.members.attributes().values(), self.members.numbers_name, *TAKEN}
-            self.own[kind, name] = fresh(identifier(name, theirs), {*theirs, *self.own.values()})
-        return f"self.{self.own[kind, name]}"
+            self.attribute_of[kind, name] = fresh(identifier(name, theirs), {*theirs, *self.attribute_of.values()})
+        return f"self.{self.attribute_of[kind, name]}"
 
     def axis(self, *names: str) -> str:
         """The attribute that holds an axis, or several joined."""
@@ -278,13 +278,13 @@ class ClassWriter:
         if isinstance(member, ProgramParameter) and member.value in self.buffers:
             persistent = "" if member.persistent else ", persistent=False"
             return statement(f"self.register_buffer({quoted(attribute)}, {self._stored(member)}{persistent})", 2)
-        lines = statement(f"self.{attribute} = {self._made(member)}", 2)
+        lines = statement(f"self.{attribute} = {self._built(member)}", 2)
         for holder, name, buffer in unsaved(member, f"self.{attribute}") if isinstance(member, Members) else ():
             call = f"{holder}.register_buffer({quoted(name)}, {self._stored(buffer)}, persistent=False)"
             lines += statement(call, 2)
         return lines
 
-    def _made(self, member: Members | ProgramParameter | Child) -> str:
+    def _built(self, member: Members | ProgramParameter | Child) -> str:
         """The expression that makes one member."""
         if isinstance(member, ProgramParameter):
             return self._stored(member)
@@ -294,11 +294,11 @@ class ClassWriter:
         if member.is_list:
             return f"nn.ModuleList([{', '.join(self._elements(list(member.items.values())))}])"
         if member.is_parameter_list:
-            return f"nn.ParameterList([{', '.join(map(self._made, member.items.values()))}])"
+            return f"nn.ParameterList([{', '.join(map(self._built, member.items.values()))}])"
         if member.is_dict:
-            return f"nn.ModuleDict({{{', '.join(f'{quoted(n)}: {self._made(m)}' for n, m in saved.items())}}})"
+            return f"nn.ModuleDict({{{', '.join(f'{quoted(n)}: {self._built(m)}' for n, m in saved.items())}}})"
         attributes = member.attributes()
-        return f"Holder({', '.join(f'{attributes[n]}={self._made(m)}' for n, m in saved.items())})"
+        return f"Holder({', '.join(f'{attributes[n]}={self._built(m)}' for n, m in saved.items())})"
 
     def _elements(self, items: list[Members | ProgramParameter | Child]) -> list[str]:
         """The elements of a list: one by one, or a comprehension for equal ones in a row."""
@@ -312,7 +312,7 @@ class ClassWriter:
                 series = f"{each} for i in range({f'{i}, ' if i else ''}{i + count})"
                 result.append(series if count == len(items) else f"*({series})")
             else:
-                result.append(self._made(first))
+                result.append(self._built(first))
             i += max(count, 1)
         return result
 

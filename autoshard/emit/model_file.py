@@ -272,7 +272,7 @@ def facts(
     loss = ending.loss
     lines.append(f"HAS_LOSS = {loss is not None}  # the first output")
     axes = _partial_axes(ending, loss) if loss is not None else []
-    regathers = any(isinstance(step, Compute) and step.again for step in program.instructions)
+    regathers = any(isinstance(step, Compute) and step.regathered for step in program.instructions)
     lines.append(f"GATHERS_AGAIN = {regathers}  # backward gathers weights that forward has freed")
     lines.append(f"ZERO = {program.step.zero}  # {_ZERO[program.step.zero]}")
     lines.append(f"LOSS_AXES = {_names(axes)}  # the loss of the whole batch is the sum over these")
@@ -439,7 +439,7 @@ def weight_buckets(program: Program) -> list[str]:
         for dtype, paths in paths_by_dtype(program, bucket).items():
             names = [f"            {line}" for line in packed([*map(quoted, paths)], WIDTH - 12)]
             lines += [f"        torch.{dtype}: [", *names, "        ],"]
-        lines.append(f"    }}, {bucket.block}, {bucket.kept}),")
+        lines.append(f"    }}, {bucket.block}, {bucket.retained}),")
     return [*lines, "]", "# fmt: on"]
 
 

@@ -50,7 +50,7 @@ class Members:
         """The attribute that holds the numbered members of a class."""
         return fresh("layers", self.attributes().values())
 
-    def own(self, name: str) -> Members | Leaf:
+    def member(self, name: str) -> Members | Leaf:
         return self.items[name] if name in self.items or self.numbered is None else self.numbered.items[name]
 
     def attributes(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ def access(root: Members, path: str, inside: Callable[[Child], Members]) -> str:
     text, node = "self", root
     for name in path.split("."):
         text += step(node, name)
-        inner = node.own(name)
+        inner = node.member(name)
         node = inner if isinstance(inner, Members) else inside(inner) if isinstance(inner, Child) else node
     return text
 
@@ -134,7 +134,7 @@ def container(root: Members, path: str, inside: Callable[[Child], Members]) -> t
     node: Members | Leaf = root
     for name in path.split("."):
         assert isinstance(node, Members), path
-        node = node.own(name)
+        node = node.member(name)
     assert isinstance(node, Members), path
     return access(root, path, inside), node
 

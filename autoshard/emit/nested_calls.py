@@ -29,30 +29,30 @@ def nested_calls(program: Program, definition: Definition, weights: frozenset[st
 class _Nesting:
     def __init__(self, program: Program, definition: Definition, weights: frozenset[str], spelled: Spelled) -> None:
         self.program, self.body, self.weights, self.spelled = program, definition.body, weights, spelled
-        self.kept = {*definition.outputs, *(new for _, new in definition.updates)}
+        self.outputs = {*definition.outputs, *(new for _, new in definition.updates)}
         self.uses: dict[str | None, int] = {}
         for item in definition.body:
             for value in item.arguments if isinstance(item, ModuleCall | Loop) else reads_of(item):
                 self.uses[value] = self.uses.get(value, 0) + 1
-        self.found: dict[int, int] = {}
+        self.nested: dict[int, int] = {}
         self.alone: set[int] = set()  # positions that stay statements
-        self.made = {
+        self.maker = {
             value: i for i, item in enumerate(self.body) if isinstance(item, Compute) for value in item.results
         }
 
     def run(self) -> dict[int, int]:
         while True:
-            self.found = {}
+            self.nested = {}
             self._nest()
-            holding = {i for i in self.found if self._holds(i)}
+            holding = {i for i in self.nested if self._holds(i)}
             if not holding:
-                return self.found
+                return self.nested
             self.alone |= holding
 
     def _nest(self) -> None:
         for root in reversed(range(len(self.body))):
             item = self.body[root]
-            if root not in self.found and isinstance(item, Compute) and not item.variant:
+            if root not in self.nested and isinstance(item, Compute) and not item.variant:
                 self.position, self.length, self.root = root - 1, len(self.spelled(item) or ""), root
                 self._take_in(item)
 
@@ -65,7 +65,7 @@ class _Nesting:
             length = self.length + len(expression or "") - len(OPERAND)
             if self.position in self.alone or expression is None or length > LENGTH:
                 return
-            self.found[self.position] = self.root
+            self.nested[self.position] = self.root
             self.length, self.position = length, self.position - 1
             self._take_in(item)
 
@@ -73,7 +73,7 @@ class _Nesting:
         """True if nothing else reads it, the model's code does not name it, and no reader looks for it as a step."""
         value = item.results[0]
         moved = {*reads_of(item), value} & self.weights
-        if self.uses[value] != 1 or value in self.kept or item.variant or item.again or moved:
+        if self.uses[value] != 1 or value in self.outputs or item.variant or item.regathered or moved:
             return False
         chain = record(item.target).keeps_name and record(reader.target).keeps_name
         if self._is_named(item) and not chain:
@@ -89,8 +89,8 @@ class _Nesting:
         assert isinstance(item, Compute)
         if record(item.target).keeps_name or record(item.target).work is Work.VIEW:
             return False
-        makers = [self.made[value] for value in item.operands if value in self.made and self.uses[value] == 1]
-        pending = [(i, self.body[i]) for i in makers if i not in self.found]
+        makers = [self.maker[value] for value in item.operands if value in self.maker and self.uses[value] == 1]
+        pending = [(i, self.body[i]) for i in makers if i not in self.nested]
         return any(isinstance(maker, Compute) and not self._is_named(maker) for _, maker in pending)
 
 

@@ -61,16 +61,16 @@ class Body:
                     yield item.op, []
                     continue
                 yield item.op, self._compute(item)
-                if item.again:
-                    yield "", self._again(item)
+                if item.regathered:
+                    yield "", self._regather(item)
             if done := self.holding.after(i, self.names):
                 yield "", statement(f"del {', '.join(done)}", 2)
 
-    def _again(self, op: Compute) -> list[str]:
+    def _regather(self, op: Compute) -> list[str]:
         """Statement by which this operator's backward first gathers weights again. It follows the operator at once."""
         results = results_of(op)[-1:] if isinstance(op, ColumnParallel) else results_of(op)
         names = [self.names[v] for v in results if self.program.value(v).requires_grad and self.names[v] != "_"]
-        weights = ", ".join(map(self.owner.operand, op.again))
+        weights = ", ".join(map(self.owner.operand, op.regathered))
         if len(names) == 1:
             return statement(f"regather_before({names[0]}, {weights})", 2)
         several = ", ".join(names)
@@ -225,7 +225,7 @@ class Body:
         arguments = [self.text(step.operand), self.owner.axis(*step.axes)]
         if step.forward in redistribute.BY_INDEX:
             return self._by_index(step, arguments)
-        name, grad = redistribute.runtime_call(step.before[0], step.after[0], step.again, step.once)
+        name, grad = redistribute.runtime_call(step.before[0], step.after[0], step.regathered, step.once)
         if step.joined is not None and step.cut is not None:
             arguments += [str(step.joined.dim), str(step.cut.dim), *self._cut(step, step.joined, "joined_", True)]
             arguments += self._cut(step, step.cut, "cut_", False)
@@ -253,7 +253,7 @@ class Body:
         shape = self.owner.speller.literal(self.owner.shape(before))
         arguments += [shape, quoted(str(before.layout)), quoted(str(after.layout))]
         arguments += ['by="all_gather"'] if "gather" in (step.forward, step.backward) else []
-        arguments += ["again=True"] if step.again else _retention_arguments(step)
+        arguments += ["again=True"] if step.regathered else _retention_arguments(step)
         return f"exchange({', '.join(arguments)})"
 
     def _cut(self, step: Collective, cut: DimCut, prefix: str, joined: bool) -> list[str]:
@@ -289,7 +289,7 @@ class Body:
 
 
 def _retention_arguments(step: Collective) -> list[str]:
-    return ["kept=True"] if step.kept else []
+    return ["kept=True"] if step.reused else []
 
 
 def _last_name(path: str) -> str:

@@ -44,12 +44,12 @@ class Liveness:
         order: `names` include those of its results."""
         self.held |= {names[value]: value for value in _results(self.definition.body[i]) if value in names}
         done = [names[value] for value in self.ends.get(i, ()) if self.held.get(names.get(value, "")) == value]
-        ended = [name for name in dict.fromkeys(done) if self._is_in_the_way(i, name, names)]
+        ended = [name for name in dict.fromkeys(done) if self._needs_deletion(i, name, names)]
         for name in ended:  # a gathered weight's storage may end again, with a view of it
             del self.held[name]
         return ended
 
-    def _is_in_the_way(self, i: int, name: str, names: Mapping[str, str]) -> bool:
+    def _needs_deletion(self, i: int, name: str, names: Mapping[str, str]) -> bool:
         """Is anything computed before the name is reassigned?"""
         for j, item in enumerate(self.definition.body[i + 1 :], i + 1):
             if self._makes(item):

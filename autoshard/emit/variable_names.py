@@ -66,7 +66,7 @@ class _Namer:
         self.live: dict[str, str] = {}  # variable -> the value it holds
         self.kinds: dict[str, str] = {}  # variable -> kind of what it holds or held
         self.from_parameter: dict[str, str] = {}  # value -> the parameter's own name
-        self.given = {identifier(path.rpartition(".")[2], reserved) for path in self.state.values()}
+        self.state_names = {identifier(path.rpartition(".")[2], reserved) for path in self.state.values()}
         self.within: dict[str, str] = {}  # value that has no variable -> what the model's code calls it
 
     def run(self, called: Sequence[str], is_root: bool) -> Naming:
@@ -100,7 +100,7 @@ class _Namer:
         names = self.naming.names
         dying = [names[v] for v in operands if v in names and self.last[v] == i]
         dying += [n for n, v in self.live.items() if self.last.get(v, i + 1) == i and n not in dying]
-        after = {names[v] for v in item.again if v in names} if isinstance(item, Compute) else set()
+        after = {names[v] for v in item.regathered if v in names} if isinstance(item, Compute) else set()
         dying, ended = [n for n in dying if n not in after], [n for n in dying if n in after]
         for variable in dying:
             self.live.pop(variable, None)
@@ -145,7 +145,7 @@ class _Namer:
         if value in self.roles:
             return self.roles[value]
         kind = self._kind(value)
-        if len(dying) == 1 and self.kinds.get(dying[0]) == kind and dying[0] not in self.given:
+        if len(dying) == 1 and self.kinds.get(dying[0]) == kind and dying[0] not in self.state_names:
             return dying[0]
         for name in (called, self._inner_module(item)):
             if name and name not in self.live and value not in self.loops:
@@ -261,7 +261,7 @@ class _Namer:
             if isinstance(item, ModuleCall | Loop):
                 continue
             result = _main_result(item, results_of(item))
-            passing = ahead.get(result, "") if self._on_the_way(item) else self._variable(result)
+            passing = ahead.get(result, "") if self._is_passing(item) else self._variable(result)
             called = record(item.target).operand_names if isinstance(item, Compute) else ()
             for operand in operands_of(item)[len(called) :]:  # logits and labels are no loss
                 if operand is not None and passing and uses[operand] == 1 and len(results_of(item)) == 1:
@@ -269,9 +269,9 @@ class _Namer:
         makers = {
             _main_result(i, results_of(i)): i for i in self.definition.body if not isinstance(i, ModuleCall | Loop)
         }
-        return {value: name for value, name in ahead.items() if value in makers and self._on_the_way(makers[value])}
+        return {value: name for value, name in ahead.items() if value in makers and self._is_passing(makers[value])}
 
-    def _on_the_way(self, item: Compute | Collective) -> bool:
+    def _is_passing(self, item: Compute | Collective) -> bool:
         variable = self._variable(_main_result(item, results_of(item)))
         return isinstance(item, Compute) and variable in ("", item.module.rpartition(".")[2])
 

@@ -130,7 +130,7 @@ def weight_buckets(program: Program) -> list[tuple[str, ...]]:
             " and ".join(bucket.axes),
             str(len(bucket.gathers)),
             " and ".join(paths_by_dtype(program, bucket)),
-            "whole until backward has used them" if bucket.kept else "gathered again in backward",
+            "whole until backward has used them" if bucket.retained else "gathered again in backward",
         )
         for bucket in program.weight_buckets
     ]

@@ -39,8 +39,8 @@ class Compute:
     """A local operator. `operands` and `results` are value names; `attributes` are already those of the shard.
 
     `variant` is "" or the name of a function of the runtime; `axes` then gives its axis names by role,
-    e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))). `again`: gathered weights that autograd does not keep for this
-    operator; its backward begins by making each again from what is stored. `host`: a look-up in a table (operand 0)
+    e.g. (("vocabulary", ("tp",)), ("rows", ("dp",))). `regathered`: gathered weights that autograd does not keep for
+    this operator; its backward first makes each again from what is stored. `host`: a look-up in a table (operand 0)
     that lies in host memory, and runs there; all else that it reads is sent there, and what it makes comes back.
     """
 
@@ -54,7 +54,7 @@ class Compute:
     strategy: str
     variant: str = ""
     axes: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    again: tuple[str, ...] = ()  # values, see `program.weights`
+    regathered: tuple[str, ...] = ()  # values, see `program.weights`
     host: bool = False
 
 
@@ -70,11 +70,11 @@ class Collective:
     axes in multiples of `unit`.
     An all-to-all has them twice: for the joined dim (`before.dim`) and the sharded one (`after.dim`).
 
-    `again`: it gathers a weight for use; what autograd keeps is what is stored. `once`: it gathers a weight for all
-    micro-batches of a step, in a bucket. `gradient_dtype`: the one in which the gradient is moved and summed, "" for
-    the value's own. `early`: of what a linear reads; its backward starts as soon as that linear has made its part of
-    the gradient, and is waited for after the gradients of the linear's weight and bias: see `program.early_reductions`.
-    `kept`: a block that backward recomputes finds the result.
+    `regathered`: it gathers a weight for use; what autograd keeps is what is stored. `once`: it gathers a weight for
+    all micro-batches of a step, in a bucket. `gradient_dtype`: the one in which the gradient is moved and summed, ""
+    for the value's own. `early`: of what a linear reads; its backward starts as soon as that linear has made its part
+    of the gradient, and is waited for after the gradients of the linear's weight and bias: see
+    `program.early_reductions`. `reused`: a block that backward recomputes finds the result.
     """
 
     axes: tuple[str, ...]  # in mesh order
@@ -88,11 +88,11 @@ class Collective:
     reason: str
     joined: DimCut | None = None  # by the table: the dim of `before`, where that is a Shard
     cut: DimCut | None = None  # by the table: the dim of `after`, where that is a Shard
-    again: bool = False
+    regathered: bool = False
     gradient_dtype: str = ""
     once: bool = False
     early: bool = False
-    kept: bool = False
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,16 @@ class WeightBucket:
     `gathers` are the positions of their collectives. The buckets of a block are gathered where the block before it
     comes into use, and waited for at the first of their collectives; in backward, for the weights that are gathered
     again, where the block after it does. The reduce-scatter starts with the last gradient of the bucket, and is waited
-    for as the next block's starts, or at the end. `kept`: what is gathered in forward stays whole until backward has
-    used it. `once`: it stays whole for all micro-batches of a step; under ZeRO 1 the whole gradients of all are added
-    up, and scattered with the last.
+    for as the next block's starts, or at the end. `retained`: what is gathered in forward stays whole until backward
+    has used it. `once`: it stays whole for all micro-batches of a step; under ZeRO 1 the whole gradients of all are
+    added up, and scattered with the last.
     """
 
     axes: tuple[str, ...]
     dtype: str
     gathers: tuple[int, ...]
     block: int = 0  # numbered in the order of use
-    kept: bool = False
+    retained: bool = False
     once: bool = False
 
 

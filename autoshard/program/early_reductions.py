@@ -51,7 +51,7 @@ def early_linears(items: Sequence[object]) -> dict[int, int]:
 
 
 def _may_be(step: Collective, values: Mapping[str, LocalValue]) -> bool:
-    plain = not (step.again or step.once or step.gradient_dtype)
+    plain = not (step.regathered or step.once or step.gradient_dtype)
     return plain and (step.forward, step.backward) in _REDUCTIONS and values[step.operand].requires_grad
 
 
@@ -107,7 +107,7 @@ def _merged(linear: Compute, moves: Collective, *, shared: bool) -> ColumnParall
         linear.strategy,
         SHARED if shared else ALONE,
         (("axis", moves.axes),),
-        linear.again,
+        linear.regathered,
         moves=moves,
     )
 

@@ -55,8 +55,8 @@ def _renamed(instruction: Instruction, names: dict[str, str], shift: int) -> Ins
     if number is not None and instruction.variant in RANDOM:
         attributes = tuple((k, number + shift if k == "index" else v) for k, v in attributes)
     plain = replace(instruction, op="", module="", source="", strategy="")
-    remade = tuple(names[v] for v in instruction.again)
-    return replace(plain, operands=operands, results=results, attributes=attributes, again=remade)
+    remade = tuple(names[v] for v in instruction.regathered)
+    return replace(plain, operands=operands, results=results, attributes=attributes, regathered=remade)
 
 
 class _Caller:

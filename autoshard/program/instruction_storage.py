@@ -29,11 +29,11 @@ class InstructionStorage(NamedTuple):
     saved: Saved
 
     @property
-    def kept(self) -> list[str]:
+    def retained(self) -> list[str]:
         """The values that autograd keeps."""
-        return self.kept_without(())
+        return self.retained_without(())
 
-    def kept_without(self, positions: tuple[int, ...]) -> list[str]:
+    def retained_without(self, positions: tuple[int, ...]) -> list[str]:
         """Values that autograd keeps, without the operands at these positions."""
         operands = [self.operands[i] for i in self.saved.operands if i not in positions]
         return [name for name in (*operands, *(self.results[i] for i in self.saved.results)) if name is not None]

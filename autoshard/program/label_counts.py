@@ -87,7 +87,7 @@ def _bare(step: Instruction) -> Instruction:
     """Instruction outside all modules."""
     if isinstance(step, Collective):
         return replace(step, module="")
-    return replace(step, module="", again=())
+    return replace(step, module="", regathered=())
 
 
 def _unknown(program: Program) -> UsageError:

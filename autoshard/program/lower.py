@@ -67,7 +67,7 @@ class _Lowering:
     strategies: dict[str, Strategy]
     values: dict[str, LocalValue] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
-    made: dict[tuple[str, Layout], str] = field(default_factory=dict)  # (tensor, layout) -> value
+    by_layout: dict[tuple[str, Layout], str] = field(default_factory=dict)  # (tensor, layout) -> value
     origin: dict[str, str] = field(default_factory=dict)  # tensor -> the value it was first made as
 
     @property
@@ -143,7 +143,7 @@ class _Lowering:
             value = LocalValue(name, tensor, info.shape, info.dtype, layout, sizes, info.requires_grad, named)
             self.known.values[key] = value
         self.values[name] = self.known.values[key]
-        self.made[tensor, layout] = name
+        self.by_layout[tensor, layout] = name
         return name
 
     def _start(self, tensor: str, layout: Layout) -> str:
@@ -152,8 +152,8 @@ class _Lowering:
 
     def _value_in(self, tensor: str, layout: Layout, module: str, consumer: str) -> str:
         """The value that holds `tensor` in `layout`, made now if it isn't there yet."""
-        if (tensor, layout) in self.made:
-            return self.made[tensor, layout]
+        if (tensor, layout) in self.by_layout:
+            return self.by_layout[tensor, layout]
         plan = self.steps.get((tensor, layout))
         assert plan is not None, f"the plan has no redistribution of {tensor} to {layout}"
         current = self.origin[tensor]
@@ -170,8 +170,8 @@ class _Lowering:
         if step is None:
             return operand
         layout = step.applied(value.layout)
-        if (value.tensor, layout) in self.made:
-            return self.made[value.tensor, layout]
+        if (value.tensor, layout) in self.by_layout:
+            return self.by_layout[value.tensor, layout]
         joined, cut = redistribute.dim_cuts(step, value.layout, value.shape, self.mesh)
         result = self._fresh(value.tensor)
         self._add(result, value.tensor, layout)
@@ -302,7 +302,7 @@ class _Lowering:
 
 
 def _with_retention(program: Program, graph: Graph) -> Program:
-    """The program with `kept` set, as its step says."""
+    """The program with `reused` set, as its step says."""
     paths = [path for path, keep in program.step.keeps.items() if keep in PLAIN]
     if not paths:
         return program
@@ -311,7 +311,7 @@ def _with_retention(program: Program, graph: Graph) -> Program:
         for i in communicated(steps, rerun_ids(steps, called_in(program, path), graph), ways):
             step = steps[i]
             assert isinstance(step, Collective)
-            steps[i] = replace(step, kept=True)
+            steps[i] = replace(step, reused=True)
     return replace(program, instructions=tuple(steps))
 
 

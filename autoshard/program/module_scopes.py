@@ -58,12 +58,12 @@ def operands_of(instruction: Instruction) -> tuple[str | None, ...]:
 def reads_of(instruction: Instruction) -> tuple[str | None, ...]:
     """The operands, and the weights that backward makes again."""
     operands = operands_of(instruction)
-    remade = instruction.again if isinstance(instruction, Compute) else ()
+    remade = instruction.regathered if isinstance(instruction, Compute) else ()
     return (*operands, *(name for name in remade if name not in operands))
 
 
 def _recomputed_modules(instruction: Instruction) -> tuple[str, ...]:
-    return instruction.again if isinstance(instruction, Compute) else ()
+    return instruction.regathered if isinstance(instruction, Compute) else ()
 
 
 def results_of(instruction: Instruction) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ class Scopes:
     # --- what a run reads and leaves behind ---
 
     @cached_property
-    def kept_until_the_end(self) -> frozenset[str]:
+    def final_values(self) -> frozenset[str]:
         """Values that the root needs after the last instruction."""
         program = self.program
         updated = {new for _, new in program.buffer_updates}
@@ -160,7 +160,7 @@ class Scopes:
         """True where a value that the run defines is needed after it."""
         if self._used_after(name, run) or self._is_output(name):
             return True
-        return name in self.kept_until_the_end and not self._written_back(name, run)
+        return name in self.final_values and not self._written_back(name, run)
 
     def updates(self, run: ModuleVisit) -> dict[str, str]:
         """Buffer -> its new value, where the run's module holds the one, makes the other, and can write it back."""
@@ -252,8 +252,8 @@ class Scopes:
         types = tuple(self._type(v) for v in results_of(ins))
         if isinstance(ins, Collective):
             placements = (" ".join(map(str, ins.before)), " ".join(map(str, ins.after)))
-            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.again, ins.gradient_dtype, ins.once, ins.early)
-            return (ins.axes, *placements, *does, ins.kept, types)
+            does = (ins.forward, ins.backward, ins.joined, ins.cut, ins.regathered, ins.gradient_dtype, ins.once)
+            return (ins.axes, *placements, *does, ins.early, ins.reused, types)
         attributes = [(k, v) for k, v in ins.attributes if not (k == "index" and ins.variant in RANDOM)]
         return (ins.target, repr(attributes), ins.variant, ins.axes, len(ins.operands), types)
 

@@ -49,7 +49,7 @@ def _check_collective(program: Program, step: Collective, known: set[str]) -> No
     change = redistribute.step_of(step, program.mesh)
     assert operand.tensor == result.tensor, step
     assert change.applied(operand.layout) == result.layout, step
-    assert not step.again or redistribute.COLLECTIVES[step.forward].gathers, step
+    assert not step.regathered or redistribute.COLLECTIVES[step.forward].gathers, step
     if change.by_index:
         assert change.backward in redistribute.BY_INDEX and step.joined is None and step.cut is None, step
         return
@@ -62,8 +62,8 @@ def _check_collective(program: Program, step: Collective, known: set[str]) -> No
 
 def _check_compute(program: Program, compute: Compute, strategy: Strategy, known: set[str]) -> None:
     assert compute.strategy == str(strategy), compute.op
-    assert program.loss is not None or not compute.again, compute.op
-    assert known.issuperset(compute.again), compute.op
+    assert program.loss is not None or not compute.regathered, compute.op
+    assert known.issuperset(compute.regathered), compute.op
     for name, layout in zip(compute.operands, strategy.operands, strict=True):
         assert (name is None) == (layout is None), compute.op
         if name is not None:
@@ -129,14 +129,14 @@ def _check_weight_buckets(program: Program) -> None:
     firsts = [bucket.gathers[0] for bucket in program.weight_buckets]
     blocks = [bucket.block for bucket in program.weight_buckets]
     assert (firsts, blocks) == (sorted(firsts), sorted(blocks)), (firsts, blocks)
-    assert len({bucket.block for bucket in program.weight_buckets if bucket.kept}) <= 1, "one block stays whole"
+    assert len({bucket.block for bucket in program.weight_buckets if bucket.retained}) <= 1, "one block stays whole"
     once = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.once}
     together = {position for bucket in program.weight_buckets if bucket.once for position in bucket.gathers}
     assert once == together and (not once or program.step.zero < 3), "what is gathered once a step is in buckets"
     for bucket in program.weight_buckets:
         assert [*bucket.gathers] == sorted(bucket.gathers), bucket
         for step in (program.instructions[position] for position in bucket.gathers):
-            assert isinstance(step, Collective) and step.again is not bucket.once, step
+            assert isinstance(step, Collective) and step.regathered is not bucket.once, step
             assert (step.axes, step.forward, step.backward) == (bucket.axes, "all_gather", "reduce_scatter"), step
             assert (step.gradient_dtype or program.value(step.result).dtype) == bucket.dtype, step
     gathered = [path for bucket in program.weight_buckets for path in parameter_paths(program, bucket)]

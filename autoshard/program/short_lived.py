@@ -61,5 +61,5 @@ def _saved_storages(
             layouts = tuple(None if name is None else values[name].layout for name in step.operands)
             op, results = graph.by_op[step.op], tuple(map(local, step.results))
             without = saved_difference(mesh, op, step.variant, operands, layouts, results).without
-        storages |= {root[name] for name in facts(step, graph).kept_without(without)}
+        storages |= {root[name] for name in facts(step, graph).retained_without(without)}
     return storages

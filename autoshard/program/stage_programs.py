@@ -84,7 +84,7 @@ class _Cut:
         known = {id(whole): _Whole(whole, step) for whole in (program, *(other for _, other in program.others))}
         self.of = [known[id(program.of_stage(stage))] for stage in step.part_stages]
         self.steps = [self._instructions(number) for number in range(self.count)]
-        self.handed, self.given = self._handed()
+        self.handed, self.outputs = self._handed()
 
     def part(self, number: int) -> Program:
         whole, steps = self.of[number], self.steps[number]
@@ -111,7 +111,7 @@ class _Cut:
             parameters=parameters,
             buffers=tuple(b for b in program.buffers if b.value in read),
             instructions=instructions,
-            outputs=self.given[number],
+            outputs=self.outputs[number],
             loss=program.loss if number == self.loss_part else None,
             buffer_updates=updates,
             gradient_buckets=gradient_buckets(
@@ -139,7 +139,7 @@ class _Cut:
         """Does a part recompute what the instruction `idx` of an earlier part makes, in the program of its mesh?"""
         whole = self.of[number]
         moves = isinstance(whole.program.instructions[idx], Collective)
-        return idx in whole.again or (moves and self.of[whole.part_of[idx]] is not whole)
+        return idx in whole.recomputed or (moves and self.of[whole.part_of[idx]] is not whole)
 
     @cached_property
     def loss_part(self) -> int:
@@ -223,7 +223,7 @@ class _Whole:
             self.part_of = _parts_of(program.instructions, _starts(program.instructions, step.parts))
         self.maker = {name: i for i, instruction in enumerate(program.instructions) for name in results_of(instruction)}
         self.stored = {p.value for p in (*program.parameters, *program.buffers)}
-        self.again = _rebuilt(program)
+        self.recomputed = _rebuilt(program)
 
 
 def _starts(instructions: Sequence[Instruction], parts: Sequence[StagePart]) -> list[int]:

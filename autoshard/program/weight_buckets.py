@@ -35,7 +35,7 @@ class _Gather:
     block: str
     alone: bool
     last: int  # the last instruction that uses it
-    again: bool
+    regathered: bool
     once: bool
 
 
@@ -91,7 +91,7 @@ def _buckets(groups: list[list[_Gather]], block: int, retained: bool) -> list[We
             group[0].dtype,
             tuple(g.position for g in group),
             block,
-            retained and any(g.again for g in group),
+            retained and any(g.regathered for g in group),
             group[0].once,
         )
         for group in groups
@@ -147,7 +147,7 @@ def _gathers(
 ) -> list[_Gather]:
     """Collectives that gather a trainable weight, alone on its way: `once` a step, or again at most once."""
     steps = [(i, step) for i, step in enumerate(instructions) if isinstance(step, Collective) and _is_flat(step)]
-    gathering = [(i, step) for i, step in steps if (step.once if once else step.again)]
+    gathering = [(i, step) for i, step in steps if (step.once if once else step.regathered)]
     return _gathers_of(gathering, parameters, instructions, values, once)
 
 
@@ -214,7 +214,7 @@ def _uses(instructions: Sequence[Instruction]) -> _Uses:
         for name in filter(None, operands_of(instruction)):
             uses.setdefault(name, ([], []))[0].append(index)
         if isinstance(instruction, Compute):
-            for name in instruction.again:
+            for name in instruction.regathered:
                 uses.setdefault(name, ([], []))[1].append(index)
     return uses
 

@@ -54,7 +54,7 @@ def source_of(instruction: Instruction) -> str | None:
 def gathered_weights(program: Program) -> frozenset[str]:
     """Values made from weights that were gathered for use."""
     steps = program.once(weight_ways)
-    regathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
+    regathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.regathered}
     return frozenset(name for name, chain in steps.items() if not regathered.isdisjoint(chain))
 
 
@@ -94,18 +94,18 @@ def with_gathers(
     for index, instruction in enumerate(instructions):
         if isinstance(instruction, Collective):
             said = index in gathering, _gradient_dtype(instruction, steps, instructions, values), index in once
-            if said != (instruction.again, instruction.gradient_dtype, instruction.once):
-                instruction = replace(instruction, again=said[0], gradient_dtype=said[1], once=said[2])
+            if said != (instruction.regathered, instruction.gradient_dtype, instruction.once):
+                instruction = replace(instruction, regathered=said[0], gradient_dtype=said[1], once=said[2])
         elif results_of(instruction)[:1] != () and results_of(instruction)[0] not in steps:
             known = facts(instruction, graph)
             for position, source in known.aliases.items():
                 operand = known.operands[source]
                 if operand is not None and (operand in gathered or operand in views):
                     views[known.results[position]] = views.get(operand, operand)
-            saved = dict.fromkeys(views.get(name, name) for name in known.kept)
+            saved = dict.fromkeys(views.get(name, name) for name in known.retained)
             gathers = tuple(name for name in saved if name in gathered and index not in rerun)
-            if gathers != instruction.again:
-                instruction = replace(instruction, again=gathers)
+            if gathers != instruction.regathered:
+                instruction = replace(instruction, regathered=gathers)
         marked.append(instruction)
     return tuple(marked)
 

@@ -31,7 +31,7 @@ class CollectiveKind:
     `gathers`: a device holds more after it. `working`: how its buffers are counted, see costs/buffers.py.
 
     In emitted code: `call` is the runtime's function, `grad` what its gradient does where the call leaves that out. Of
-    a weight, `again` is the one that gathers it again for backward, `once` that for all micro-batches of a step.
+    a weight, `regather` is the one that gathers it again for backward, `once` that for all micro-batches of a step.
 
     Outside: `lane` of a page's timeline; `kernel` and `recorded`, its kernel and operator in a profiler's trace;
     `traced`, a pattern of either in a real one; `chakra`, its CollectiveCommType (None: a message to one device).
@@ -51,7 +51,7 @@ class CollectiveKind:
     working: str = ""
     call: str = ""
     grad: str | None = None
-    again: str = ""
+    regather: str = ""
     once: str = ""
     lane: str = ""
     kernel: str = "ncclDevKernel_SendRecv"
@@ -81,7 +81,7 @@ _ALL = (
     ),
     CollectiveKind(
         "all_gather", "ring", 1, "ring", gathers=True, working="gather", call="all_gather", grad="slice",
-        again="regather", once="gather_once", lane="gathers",
+        regather="regather", once="gather_once", lane="gathers",
         kernel="ncclDevKernel_AllGather_RING_LL", recorded="_allgather_base", traced="all_?gather", chakra=2,
     ),
     CollectiveKind(
@@ -118,7 +118,7 @@ BY_INDEX = tuple(row.name for row in _ALL if row.by_index)
 LOCAL = frozenset(row.name for row in _ALL if row.sent_as == COPY)
 # Functions of the runtime -> what `grad` is where a call leaves it out
 CALLS = {row.call: row.grad for row in _ALL if row.call}
-CALLS |= {call: "reduce_scatter" for row in _ALL for call in (row.again, row.once) if call}
+CALLS |= {call: "reduce_scatter" for row in _ALL for call in (row.regather, row.once) if call}
 
 
 class Change(NamedTuple):
@@ -164,7 +164,7 @@ def runtime_call(
     """Runtime function of a step by the table, with its `grad` (None if it has none)."""
     change = CHANGES[kind(before), kind(after)]
     row = COLLECTIVES[change.forward]
-    name = (regather and row.again) or (once and row.once) or row.call
+    name = (regather and row.regather) or (once and row.once) or row.call
     return name, None if row.grad is None else change.backward or "identity"
 
 

@@ -89,7 +89,7 @@ class PathCosts:
         self.sources, self.targets = sources, targets
         state_space = space(tuple(sources), tuple(targets), terms.shape, terms.mesh, terms.differentiable)
         self.starts, self.stops = state_space.state_of(sources, "source"), state_space.state_of(targets, "target")
-        self.seconds, previous, self.direct = Prices(state_space, terms).found(sources, targets)
+        self.seconds, previous, self.direct = Prices(state_space, terms).paths(sources, targets)
         self.prices = Prices(state_space, terms)  # without the steps, which are many
         self.previous = previous.astype(np.int16) if state_space.states <= np.iinfo(np.int16).max else previous
 

@@ -81,7 +81,7 @@ class Prices:
 
     # --- one step ---
 
-    def way_seconds(self, start: Layout, steps: Sequence[Step]) -> tuple[float, float]:
+    def path_seconds(self, start: Layout, steps: Sequence[Step]) -> tuple[float, float]:
         """(forward, backward) seconds of steps taken one after the other from `start`."""
         forward = backward = 0.0
         for step in steps:
@@ -154,9 +154,9 @@ class Prices:
     # --- the cheapest ways ---
 
     def all_pairs(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> Floats:
-        return self.found(sources, targets)[0]
+        return self.paths(sources, targets)[0]
 
-    def found(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> tuple[Floats, Integers, NDArray[np.bool_]]:
+    def paths(self, sources: Sequence[Layout], targets: Sequence[Layout]) -> tuple[Floats, Integers, NDArray[np.bool_]]:
         """Arrays: seconds [source, target]; the state before on the way by the table [source, state], negative at its
         start; and True if the direct way is taken [source, target]."""
         starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
@@ -222,7 +222,7 @@ class Prices:
 
     def _direct_seconds(self, source: Layout, target: Layout) -> float:
         steps = self.direct(source, target)
-        forward, backward = self.way_seconds(source, steps)
+        forward, backward = self.path_seconds(source, steps)
         return self.forward_times * forward + backward + EXACT * len(steps)
 
     def path(self, source: Layout, target: Layout) -> Path:
@@ -232,7 +232,7 @@ class Prices:
             return Path((), 0.0, 0.0)
         direct = self._is_direct(source, target, float(seconds[stop]), start, stop, previous)
         steps = self.direct(source, target) if direct else tuple(self._walked(start, stop, previous))
-        return Path(steps, *self.way_seconds(source, steps))
+        return Path(steps, *self.path_seconds(source, steps))
 
     def _is_direct(
         self, source: Layout, target: Layout, seconds: float, start: int, stop: int, previous: Integers

@@ -147,7 +147,7 @@ class Space:
         if len(axes) == 1:
             pairs[self._turns(axes[0])] = 0
         first, second = np.nonzero(pairs >= 0)
-        bases = self._rest(axes)
+        bases = self._base_states(axes)
         start = (bases[:, None] + offsets[first]).reshape(-1)
         stop = (bases[:, None] + offsets[second]).reshape(-1)
         pair = np.broadcast_to(pairs[first, second], (len(bases), len(first))).reshape(-1)
@@ -179,7 +179,7 @@ class Space:
         row = self.letters[axis]
         return np.array([[x.placement == y.placement and x.role == "source" != y.role for y in row] for x in row])
 
-    def _rest(self, axes: tuple[int, ...]) -> Integers:
+    def _base_states(self, axes: tuple[int, ...]) -> Integers:
         """The states in which these axes have their first letter."""
         bases = np.zeros(1, dtype=np.int64)
         for axis, size in enumerate(self.sizes):

@@ -143,7 +143,7 @@ class _Lives:
         self.program, self.graph, self.accumulates = program, graph, accumulates
         self.storage = storage(program, graph)
         values = [p.value for p in program.parameters]
-        positions = [p for bucket in program.weight_buckets if bucket.kept or bucket.once for p in bucket.gathers]
+        positions = [p for bucket in program.weight_buckets if bucket.retained or bucket.once for p in bucket.gathers]
         self.whole = {results_of(program.instructions[position])[0] for position in positions}
         together = [p for bucket in program.weight_buckets if bucket.once for p in bucket.gathers]
         self.once = {results_of(program.instructions[position])[0] for position in together}
@@ -174,7 +174,7 @@ class _Lives:
             if name is not None and position not in known.aliases.values() and not self._passes_on(index):
                 self.users.setdefault(root[name], []).append(index)
         without = self.kept_beside[index][0] if index in self.kept_beside else ()
-        for name in known.kept_without(without):
+        for name in known.retained_without(without):
             self.kept.setdefault(root[name], []).append(index)
 
     def _passes_on(self, index: int) -> bool:

@@ -45,7 +45,7 @@ def _storage(program: Program, graph: Graph) -> Storage:
     gathers: dict[str, tuple[int, ...]] = {}
     repeats: dict[int, tuple[int, ...]] = {}
     for index, instruction in enumerate(program.instructions):
-        if isinstance(instruction, Compute) and instruction.again:
-            gathers |= {root[name]: steps[name] for name in instruction.again}
-            repeats[index] = tuple(step for name in instruction.again for step in steps[name])
+        if isinstance(instruction, Compute) and instruction.regathered:
+            gathers |= {root[name]: steps[name] for name in instruction.regathered}
+            repeats[index] = tuple(step for name in instruction.regathered for step in steps[name])
     return Storage(root, fixed, gathers, repeats)

@@ -17,7 +17,7 @@ def flat_weights(program: Program, repeats: dict[int, tuple[int, ...]]) -> Itera
     """`repeats[i]`: what the backward of instruction i gathers again. A gather's flat tensor lives from where the block
     before it (in backward: after it) comes into use to the last of its weights, what is sent to the first of them."""
     uses = {step: index for index, steps in repeats.items() for step in steps}
-    backward = [b for b in program.weight_buckets if not b.kept and any(p in uses for p in b.gathers)]
+    backward = [b for b in program.weight_buckets if not b.retained and any(p in uses for p in b.gathers)]
     for bucket in program.weight_buckets:
         near = [other.gathers[0] for other in program.weight_buckets if 0 <= bucket.block - other.block <= 1]
         yield _whole(program, bucket, bucket.gathers), min(near), max(bucket.gathers)

@@ -41,7 +41,7 @@ class WeightStreams:
     def gather_again(self, index: int) -> None:
         """Gather the bucketed weights that the backward of an instruction needs; nothing for those that stay whole."""
         for step in self.pricer.again.get(index, ()):
-            if step in self.bucket_of and not self.bucket_of[step].kept:
+            if step in self.bucket_of and not self.bucket_of[step].retained:
                 self._take(step, "backward")
 
     def scatter(self, index: int) -> bool:
@@ -86,7 +86,7 @@ class WeightStreams:
     def _wanted(self, bucket: WeightBucket, phase: Phase) -> list[int]:
         if phase == "forward":
             return [*bucket.gathers]
-        return [] if bucket.kept else [position for position in bucket.gathers if position in self.again]
+        return [] if bucket.retained else [position for position in bucket.gathers if position in self.again]
 
     def _start(self, bucket: WeightBucket, phase: Phase) -> None:
         if (bucket, phase) in self.sent:

@@ -89,7 +89,7 @@ def test_all_ranks_issue_the_same_collectives(mesh: str, precision: str) -> None
         program, files = program_of("products", mesh, seed, precision)
         proof = check_files(case, program, files)
         assert proof.passed, f"seed {seed}: {proof.failure}"
-        gathered += sum(len(i.again) for i in program.instructions if isinstance(i, Compute))
+        gathered += sum(len(i.regathered) for i in program.instructions if isinstance(i, Compute))
     assert gathered
 
 

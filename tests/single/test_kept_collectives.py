@@ -88,7 +88,7 @@ def kept_as(name: str, kind: str, keep: str, count: int = 2) -> tuple[Plan, Prog
 
 
 def kept(program: Program) -> list[Collective]:
-    return [step for step in program.instructions if isinstance(step, Collective) and step.kept]
+    return [step for step in program.instructions if isinstance(step, Collective) and step.reused]
 
 
 # --- the fault that a list of operators has ---
@@ -159,7 +159,7 @@ def test_results_are_found_in_order_and_once() -> None:
     assert forward(1, 2) == [2, 3] and calls == [1, 2]
     assert forward(10) == [2] and forward(1, 20) == [2, 3]  # a second stops early; a third makes again what was found
     assert calls == [1, 2, 1] and int(kept_result(make, torch.tensor(5))) == 6
-    assert all(value is None for value in results.given)
+    assert all(value is None for value in results.saved)
 
 
 def test_what_was_written_over_is_told() -> None:
@@ -174,7 +174,7 @@ def test_nothing_is_kept_where_no_backward_follows() -> None:
     results = KeptResults()
     with torch.no_grad(), results:
         kept_result(torch.sin, torch.ones(2))
-    assert not results.given
+    assert not results.saved
 
 
 # --- the same numbers, without a second collective ---

@@ -110,7 +110,7 @@ def test_a_marker_lost_where_it_is_nested_stops_emission(monkeypatch: pytest.Mon
         emit(lower(plan, graph), plan, graph)
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Body, "_again"), (Liveness, "after")])
+@pytest.mark.parametrize(("owner", "method"), [(Body, "_regather"), (Liveness, "after")])
 def test_a_statement_left_out_stops_emission(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
     plan, graph = planned("fsdp")
     monkeypatch.setattr(owner, method, lambda *_: [])

@@ -197,13 +197,13 @@ def sharded(spec: str, mesh: str, precision: str, batch: int = 6) -> tuple[Graph
 def test_weights_of_a_block_go_together(spec: str, mesh: str, precision: str) -> None:
     """Every weight that is gathered is in a bucket, a block has one; the numbers are the original's."""
     graph, program, files = sharded(spec, mesh, precision)
-    gathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.again}
+    gathered = {i for i, step in enumerate(program.instructions) if isinstance(step, Collective) and step.regathered}
     assert gathered == {position for bucket in program.weight_buckets for position in bucket.gathers}
     tied = spec == GPT2
     blocks = [bucket.block for bucket in program.weight_buckets]
     assert blocks == [*range(3 + tied)], "three layers, and a tied embedding by itself"
     assert {bucket.dtype for bucket in program.weight_buckets} == {"float32"}
-    assert [bucket.block for bucket in program.weight_buckets if bucket.kept][:1] == [0 if tied else 2]
+    assert [bucket.block for bucket in program.weight_buckets if bucket.retained][:1] == [0 if tied else 2]
     proof = check_files(make_case(spec, {"batch": 6, "layers": 3}, graph), program, files)
     assert proof.passed, proof.failure
 
@@ -301,7 +301,7 @@ def test_weights_in_shards_over_two_axes_are_gathered_at_once(spec: str, steps: 
     plan = search(graph, load_hardware("cpu-local"), SearchRequest(Mesh.parse("dp=2,fs=2"), strategy="fsdp"))
     program = lower(plan, graph)
     check(program, graph, chosen_strategies(plan, graph))
-    gathers = [step for step in program.instructions if isinstance(step, Collective) and step.again]
+    gathers = [step for step in program.instructions if isinstance(step, Collective) and step.regathered]
     assert gathers and {step.axes for step in gathers} == {("dp", "fs")}
     assert sum(len(bucket.gathers) for bucket in program.weight_buckets) == len(gathers)
     assert len(program.weight_buckets) <= steps
@@ -392,7 +392,7 @@ FAULTS = {
     "stale weights": ("copy_(places, shards)", "copy_(places, [1.001 * x for x in shards])"),
     "gradients that are not given back": ("other.give_gradients()", "pass"),
     "gradients given back twice": ("hand_over(weight.parameter, part.", "hand_over(weight.parameter, 2 * part."),
-    "scattered before the last gradient": ("if self.given == len(self.weights)", "if self.given == 1"),
+    "scattered before the last gradient": ("if self.arrived == len(self.weights)", "if self.arrived == 1"),
     "the part of another device": ("zip(starts[self], self.counts", "zip([0, *starts[self][1:]], self.counts"),
     "a weight let go too early": ("self.whole = whole.detach() if", "self.whole = torch.zeros_like(whole) if"),
 }

@@ -113,7 +113,7 @@ def overwritten(program: Program, graph: Graph) -> set[str]:
     fixed = (*program.inputs, *(p.value for p in (*program.parameters, *program.buffers)))
     root = storage_roots(program.instructions, graph, fixed)
     steps = [step for step in program.instructions if not _copies(step)]
-    saved = {root[name] for step in steps for name in facts(step, graph).kept}
+    saved = {root[name] for step in steps for name in facts(step, graph).retained}
     return saved & {buffer for buffer, _ in program.buffer_updates}
 
 

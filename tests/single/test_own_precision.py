@@ -89,7 +89,7 @@ def test_weights_move_low_and_their_gradients_high(monkeypatch: pytest.MonkeyPat
     case, program, files = next(
         (case, program, files)
         for case, program, files in map(made, range(20))
-        if any(isinstance(i, Collective) and i.again and i.gradient_dtype for i in program.instructions)
+        if any(isinstance(i, Collective) and i.regathered and i.gradient_dtype for i in program.instructions)
     )
     seen: list[tuple[str, torch.dtype]] = []
     gather, scatter = ThreadTransport.all_gather, ThreadTransport.reduce_scatter

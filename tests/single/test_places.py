@@ -116,7 +116,7 @@ def run(
         for slot in slots:
             if on[slot.part] == place:
                 for peer, every in between[place].items() if ahead else ():
-                    early = [sent for sent in every[posted[place, peer] :] if routes.made[sent] < routes.turn[slot]]
+                    early = [sent for sent in every[posted[place, peer] :] if routes.sent_at[sent] < routes.turn[slot]]
                     if any(_sender(sent, on) == place for sent in early):
                         return
                     posted[place, peer] += len(early)

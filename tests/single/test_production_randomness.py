@@ -184,7 +184,7 @@ PLANTED = {
     "a mask for each rank": (
         "dropout", RANDOMNESS, PLACE, "hash_of(index, self.mesh.rank)", "replicas differ"
     ),
-    "whatever the generator holds": ("dropout", RANDOMNESS, f"self._own.manual_seed({SEEDED}", "self._own", "resumed"),
+    "no manual seed": ("dropout", RANDOMNESS, f"self._generator.manual_seed({SEEDED}", "self._generator", "resumed"),
     "1 - p": ("dropout", RANDOMNESS, "bernoulli_(1 - p, generator=random", "bernoulli_(p, generator=random", "mean"),
     "nothing is dropped": ("dropout", RANDOMNESS, "noise.div_(max(1 - p, 1e-30))", "1.0", "deviation"),
     "the step is not set": ("dropout", "train.py", "mesh.random.step = step", "pass", "correlated"),

@@ -189,9 +189,9 @@ def test_a_weight_of_several_blocks_is_gathered_again_where_nothing_is_computed_
     graph = capture(f"{__file__}:build_shared", {})
     plan = sharded_plan(graph, Mesh.parse("dp=2"), "dp")
     program = lower(replace(plan, step=StepPlan(1, recompute=(BlockPolicy("layers.1", "input"),))), graph)
-    regathered = {i.op: i.again for i in program.instructions if isinstance(i, Compute) and i.op.startswith("linear")}
+    weights = {i.op: i.regathered for i in program.instructions if isinstance(i, Compute) and i.op.startswith("linear")}
     shared = ("p_layers_0_shared_weight_1",)
-    assert regathered["linear_2"] == regathered["linear_3"] == () and regathered["linear_4"] == shared
+    assert weights["linear_2"] == weights["linear_3"] == () and weights["linear_4"] == shared
 
 
 def test_the_generators_own_numbers_are_drawn_again() -> None:

@@ -89,7 +89,7 @@ class Run:
 
 def _bare(step: Instruction) -> Instruction:
     if isinstance(step, Compute):
-        return replace(step, operands=(), results=(), again=(), module="", source="")
+        return replace(step, operands=(), results=(), regathered=(), module="", source="")
     return replace(step, operand="", result="", module="", reason="")
 
 

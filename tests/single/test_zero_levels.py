@@ -151,7 +151,7 @@ def test_how_often_weights_are_gathered_and_gradients_scattered(zero: int, monke
         called = run_lockstep({"dp": 2}, work, mesh_type=package.runtime.ParallelMesh)[0]
     buckets = len(program.weight_buckets)
     assert buckets >= 4
-    regathers = sum(not bucket.kept for bucket in program.weight_buckets)
+    regathers = sum(not bucket.retained for bucket in program.weight_buckets)
     gathers = buckets if zero < 3 else called["start_all_gather"]
     assert called == {"start_all_gather": gathers, "start_reduce_scatter": buckets * (1 if zero == 1 else count)}
     assert zero < 3 or count * buckets < gathers <= count * (buckets + regathers)

@@ -156,7 +156,7 @@ def test_steps_over_several_axes_name_them_and_both_layouts() -> None:
     make = Maker(Mesh.parse("dp=2,tp=2"))
     x = make.input("x", (8, 12), "S0 S1")
     weight = make.parameter("weight", (8, 12), "S0 S0")
-    used = make.move("weight_1", weight, "R+ S1", again=True)
+    used = make.move("weight_1", weight, "R+ S1", regathered=True)
     x = make.move("x_1", x, "S1 S0")
     x = make.compute("aten.mul", (x, make.move("weight_2", used, "S1 S0")), [("mul", (8, 12), "S1 S0")])
     x = make.move("mul_1", x, "S0 S0")
@@ -194,12 +194,12 @@ def test_only_results_that_are_read_and_have_a_gradient_wait_for_a_weight() -> N
     make = Maker(Mesh.parse("dp=2"))
     x, shard = make.input("x", (8, 4), "S0"), make.parameter("weight", (4,), "S0")
     mean, var = (make.parameter(name, (4,), "R", buffer=True) for name in ("mean", "var"))
-    weight = make.move("weight_1", shard, "R+", again=True)
+    weight = make.move("weight_1", shard, "R+", regathered=True)
     results = [("out", (8, 4), "S0"), ("new_mean", (4,), "R"), ("new_var", (4,), "R")]
     attributes = {"training": True, "momentum": 0.1, "eps": 1e-5}
     out = make.compute("aten.batch_norm", (x, weight, None, mean, var), results, **attributes)
     make.values = [replace(v, requires_grad=v.requires_grad and v.name != "new_mean") for v in make.values]
-    make.instructions[-1] = replace(make.instructions[-1], again=(weight,))  # type: ignore[call-arg]
+    make.instructions[-1] = replace(make.instructions[-1], regathered=(weight,))  # type: ignore[call-arg]
     text = model_file(program := make.program((out,), updates=((mean, "new_mean"),)), header(program))
     assert re.search(r"^ +x, _, _, y, _ = .*batch_norm", text, re.M), text  # nobody reads the new variance
     assert re.search(r"^ +regather_before\(x, weight\)$", text, re.M), text

@@ -73,7 +73,7 @@ def test_the_batch_is_on_every_axis_and_nothing_of_it_moves(style: str) -> None:
         assert all(cut(weight.layout)[0] is None for weight in plan.parameters)
     if style == "fsdp":
         assert all(len({*cut(weight.layout)}) == 1 for weight in plan.parameters), "one dim, that is gathered at once"
-        assert {step.axes for step in steps if step.again} == {("dp", "tp")}
+        assert {step.axes for step in steps if step.regathered} == {("dp", "tp")}
 
 
 @pytest.mark.parametrize("style", quick_at(TENSOR, 1))
@@ -125,7 +125,7 @@ def test_no_style_is_faster_than_the_plan(mesh: str) -> None:
 def test_shards_are_gathered_in_the_precision_of_their_use(style: str) -> None:
     plan = search(LARGE, HARDWARE, SearchRequest(Mesh.parse("dp=2,tp=4"), strategy=style))
     program = lower(plan, LARGE)
-    gathered = [step for step in program.instructions if isinstance(step, Collective) and step.again]
+    gathered = [step for step in program.instructions if isinstance(step, Collective) and step.regathered]
     cast = {op.operands[0] for op in LARGE.ops if op.target == CAST}
     tensors = {program.by_name[step.operand].tensor for step in gathered}
     assert len(tensors - cast) >= 8 and not [name for name in tensors & cast if len(LARGE.tensor(name or "").shape) > 1]

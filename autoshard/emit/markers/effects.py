@@ -40,7 +40,7 @@ def instruction_effects(writer: ClassWriter, item: Instruction, within: frozense
     yield from (("to_host", operands[i]) for i in sent)
     if item.variant:
         moves = item.moves if isinstance(item, ColumnParallel) else None
-        keeps = moves is not None and moves.kept
+        keeps = moves is not None and moves.reused
         values = tuple(value for value in operands if value is not None)
         yield item.variant, values, frozenset(axis for axis in item.axes if axis[1]), random_index(item), keeps
     if item.host:
@@ -51,9 +51,9 @@ def instruction_effects(writer: ClassWriter, item: Instruction, within: frozense
 
 def _collective(step: Collective) -> Effect:
     if step.forward in redistribute.BY_INDEX:
-        return "exchange", step.operand, step.axes, None, step.kept and not step.again, step.again
-    name, grad = redistribute.runtime_call(step.before[0], step.after[0], step.again, step.once)
-    return name, step.operand, step.axes, grad, step.kept, False
+        return "exchange", step.operand, step.axes, None, step.reused and not step.regathered, step.regathered
+    name, grad = redistribute.runtime_call(step.before[0], step.after[0], step.regathered, step.once)
+    return name, step.operand, step.axes, grad, step.reused, False
 
 
 def _spelled_head(writer: ClassWriter, item: Compute) -> str:

@@ -53,13 +53,13 @@ def _check_calls(package: ClassContext) -> None:
 
 def _kinds(item: Instruction) -> Iterator[Effect]:
     if isinstance(item, Collective):
-        yield item.forward, item.backward, item.axes, item.again, item.once, item.kept
+        yield item.forward, item.backward, item.axes, item.regathered, item.once, item.reused
         return
     if isinstance(item, ColumnParallel) and item.moves is not None:
         yield from _kinds(item.moves)
     elif item.variant:
         yield item.variant, item.axes
-    yield from [("again", item.target)] * len(item.again)
+    yield from [("again", item.target)] * len(item.regathered)
     if item.host:
         yield "host", item.target
 
@@ -124,10 +124,10 @@ class _ClassReader:
         wanted = [effect for item in items for effect in instruction_effects(self.writer, item, within)]
         self._equal(node, list(self.written.effects(node.value)), wanted)
         self._hold(_targets(node), self._read_later(node, results_of(last)))
-        if isinstance(last, Compute) and last.again:
-            self._again(last)
+        if isinstance(last, Compute) and last.regathered:
+            self._check_regather(last)
 
-    def _again(self, item: Compute) -> None:
+    def _check_regather(self, item: Compute) -> None:
         results = results_of(item)[-1:] if isinstance(item, ColumnParallel) else results_of(item)
         held = {value for name, value in self.held.items() if name != "_"}
         outputs = [value for value in results if self.program.value(value).requires_grad and value in held]
@@ -137,7 +137,7 @@ class _ClassReader:
         first, *weights = node.value.args
         message = first.elts if isinstance(first, ast.Tuple) else [first]
         actual = _plain(node.value.func), [*map(self._value, message)], [*map(self._value, weights)]
-        self._equal(node, actual, ("regather_before", outputs, [*item.again]))
+        self._equal(node, actual, ("regather_before", outputs, [*item.regathered]))
 
     def _call(self, item: ModuleCall | Loop) -> None:
         node = self._next(ast.For if isinstance(item, Loop) else ast.Assign if item.results else ast.Expr)

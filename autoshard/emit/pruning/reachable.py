@@ -49,24 +49,24 @@ def reached_from(
     none = frozenset[str]()
     search.todo.append(("", References(none, frozenset(read), none, frozenset(), frozenset())))
     search.run()
-    return search.found
+    return search.reached
 
 
 class _ReachSearch:
     def __init__(self, tables: Mapping[str, ModuleTable]) -> None:
-        self.tables, self.found, self.todo = tables, Reached(), list[tuple[str, References]]()
+        self.tables, self.reached, self.todo = tables, Reached(), list[tuple[str, References]]()
         self.waiting: dict[str, list[tuple[str, str, References]]] = {}  # method -> of which classes
         self.by_name = {(m, n): item for m, table in tables.items() for item in table.definitions for n in item.names}
 
     def enter(self, module: str) -> None:
-        if module not in self.found.modules:
-            self.found.modules.add(module)
+        if module not in self.reached.modules:
+            self.reached.modules.add(module)
             self.todo += [(module, references) for references in self.tables[module].effects]
 
     def add(self, name: Name | None) -> None:
-        if name is None or name in self.found.names or name[0] not in self.tables:
+        if name is None or name in self.reached.names or name[0] not in self.tables:
             return
-        self.found.names.add(name)
+        self.reached.names.add(name)
         self.enter(name[0])
         definition = self.by_name.get(name)
         if definition is not None:
@@ -81,14 +81,14 @@ class _ReachSearch:
 
     def _methods(self, name: Name, definition: ModuleDefinition) -> None:
         for method, _, references in definition.methods:
-            if method in self.found.attributes:
+            if method in self.reached.attributes:
                 self._method(name, method, references)
             else:
                 self.waiting.setdefault(method, []).append((*name, references))
 
     def _method(self, name: Name, method: str, references: References) -> None:
-        if (*name, method) not in self.found.methods:
-            self.found.methods.add((*name, method))
+        if (*name, method) not in self.reached.methods:
+            self.reached.methods.add((*name, method))
             self.todo.append((name[0], references))
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class _ReachSearch:
                 if imported in self.tables:
                     self.enter(imported)
                     self.add(resolved(self.tables, imported, name) if name else None)
-            for attribute in (references.attributes | references.strings) - self.found.attributes:
-                self.found.attributes.add(attribute)
+            for attribute in (references.attributes | references.strings) - self.reached.attributes:
+                self.reached.attributes.add(attribute)
                 for owner, class_name, method_refs in self.waiting.pop(attribute, []):
                     self._method((owner, class_name), attribute, method_refs)

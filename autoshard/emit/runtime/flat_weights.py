@@ -118,7 +118,7 @@ class Line:
     @property
     def is_used(self) -> bool:
         """Has a backward made gradients of its weights?"""
-        return any(bucket.given for bucket in self.buckets)
+        return any(bucket.arrived for bucket in self.buckets)
 
     def hide(self) -> None:
         """Hides the line after its forward: another forward has its own line."""
@@ -145,7 +145,7 @@ class _Bucket:
     """Weights gathered together. `backward`: in its second gather, or in the only one of a bucket that stays whole."""
 
     def __init__(self, line: Line, block: int, axis: Axis, keep: bool) -> None:
-        self.line, self.block, self.axis, self.kept = line, block, axis, keep
+        self.line, self.block, self.axis, self.retained = line, block, axis, keep
         self.weights: list[Weight] = []
         self.even = False  # does every device hold as much of each?
         self.backward, self.started = False, 0  # gathers
@@ -153,14 +153,14 @@ class _Bucket:
         self.flat: dict[torch.dtype, Tensor] | None = None  # what was gathered, as each dtype
         self.flat_gradient: Tensor | None = None
         self.scattered: Callable[[], Tensor] | None = None
-        self.given = 0
+        self.arrived = 0
 
     def wanted(self) -> list[Weight]:
         """Weights that this gather is for."""
         return [weight for weight in self.weights if weight.uses] if self.backward else self.weights
 
     def is_gathered(self, backward: bool) -> bool:
-        return not backward or (not self.kept and any(weight.uses for weight in self.weights))
+        return not backward or (not self.retained and any(weight.uses for weight in self.weights))
 
     def turn_back(self) -> None:
         """Switches from forward to backward."""
@@ -169,7 +169,7 @@ class _Bucket:
 
     def rewind(self) -> None:
         """Resets the bucket: another backward gathers its weights once more, and scatters their gradients."""
-        self.started, self.given = min(self.started, 1), 0
+        self.started, self.arrived = min(self.started, 1), 0
         self.wait, self.flat, self.flat_gradient, self.scattered = None, None, None, None
         for weight in self.weights:
             weight.backwards = 0
@@ -218,8 +218,8 @@ class _Bucket:
         for place, part in zip(weight.places(self.flat_gradient, self.gradient_starts), parts, strict=True):
             place.view(part.shape).add_(part) if weight.backwards else place.view(part.shape).copy_(part)
         weight.backwards += 1
-        self.given += 1
-        if self.given == len(self.weights) * self.line.scattered_after:
+        self.arrived += 1
+        if self.arrived == len(self.weights) * self.line.scattered_after:
             self.line.scatter(self)
 
     @torch.no_grad()
@@ -230,7 +230,7 @@ class _Bucket:
         self.give_gradients()
         if self in self.line.scattering:
             self.line.scattering.remove(self)
-        self.given = 0
+        self.arrived = 0
         for weight in self.weights:
             weight.backwards = 0
 
@@ -277,7 +277,7 @@ class Weight:
     def gather(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """The whole weight in forward; `assemble` makes it from the flat parts."""
         whole = assemble(self.bucket.take(self))
-        self.whole = whole.detach() if self.bucket.kept else None
+        self.whole = whole.detach() if self.bucket.retained else None
         return whole
 
     def gather_once(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
@@ -286,7 +286,7 @@ class Weight:
             self.whole = assemble(self.bucket.take(self))
         return self.whole.detach()
 
-    def gather_again(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    def regather(self, assemble: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """The whole weight in backward."""
         if self.whole is not None:
             return self.whole

@@ -24,7 +24,7 @@ class KeptResults:
     in which they are made, each until its first reuse; a further forward recomputes it, as on all devices."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[Tensor, int] | None] = []
+        self.saved: list[tuple[Tensor, int] | None] = []
         self.forwards = self.next = 0
 
     def __enter__(self) -> None:
@@ -38,10 +38,10 @@ class KeptResults:
     def of(self, make: Map, x: Tensor) -> Tensor:
         if self.forwards == 1:
             out = make(x)
-            self.given.append((out.detach(), out._version))  # of the result itself, autograd's graph would hang on it
+            self.saved.append((out.detach(), out._version))  # of the result itself, autograd's graph would hang on it
             return out
         place, self.next = self.next, self.next + 1
-        saved, self.given[place] = self.given[place], None
+        saved, self.saved[place] = self.saved[place], None
         if saved is None:
             return make(x)
         return unchanged(*saved)

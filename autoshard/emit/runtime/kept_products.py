@@ -27,11 +27,11 @@ class _OnOperators(TorchDispatchMode):
 
 
 class KeepingProducts(_OnOperators):
-    """Mode of the first forward. `found`: per operator, the result of each of its calls, None if it is not kept."""
+    """Mode of the first forward. `results`: per operator, the result of each of its calls, None if it is not kept."""
 
     def __init__(self, keeps: Keeps) -> None:
         super().__init__()
-        self.keeps, self.found = keeps, dict[Any, list[Any]]()
+        self.keeps, self.results = keeps, dict[Any, list[Any]]()
         self.places: dict[int, tuple[Any, int]] = {}  # address of a kept storage -> the call that made it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,8 +40,8 @@ class KeepingProducts(_OnOperators):
         for written in _written(func, args, kwargs):
             target, place = self.places.pop(written.untyped_storage().data_ptr(), (None, 0))
             if target is not None:
-                self.found[target][place] = None
-        keep, calls = self.keeps(func), self.found.setdefault(func, [])
+                self.results[target][place] = None
+        keep, calls = self.keeps(func), self.results.setdefault(func, [])
         calls.append(tree_map_only(Tensor, _Noted, result) if keep else None)
         tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)] if keep else ()
         self.places |= {x.untyped_storage().data_ptr(): (func, len(calls) - 1) for x in tensors}
@@ -63,14 +63,14 @@ class FindingProducts(_OnOperators):
 
     def __init__(self, keeper: KeepingProducts) -> None:
         super().__init__()
-        self.kept, self.met = keeper, dict[Any, int]()
+        self.keeper, self.met = keeper, dict[Any, int]()
 
     def __enter__(self) -> Any:
         self.met.clear()
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        saved, calls = None, self.kept.found.get(func)
+        saved, calls = None, self.keeper.results.get(func)
         if calls is not None:
             place = self.met[func] = self.met.get(func, -1) + 1
             if place < len(calls):  # views, say, of what a collective gave are made in the second forward alone

@@ -28,12 +28,12 @@ class LossScaler(GradScaler):
         super().__init__(mesh.device.type, **({} if scale is None else {"init_scale": scale}))
         self.mesh, self.skipped = mesh, torch.zeros((), device=mesh.device)
         self.scale(self.skipped)  # a stage without a loss has the scale, too
-        self._found = torch.zeros_like(self.skipped)
+        self._overflow = torch.zeros_like(self.skipped)
 
     @property
     def overflowed(self) -> bool:
         """Did gradients overflow in the step that was unscaled last, on any device?"""
-        return bool(self._found)
+        return bool(self._overflow)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "skipped": int(self.skipped)}
@@ -60,8 +60,8 @@ class LossScaler(GradScaler):
             torch._amp_foreach_non_finite_check_and_unscale_(grads, overflow, inv_scale.to(device))
             found_inf += overflow.to(found_inf.device)
         self._agree(found_inf.clamp_(max=1))
-        self._found = found_inf.view(()).clone()
-        self.skipped += self._found
+        self._overflow = found_inf.view(()).clone()
+        self.skipped += self._overflow
         return {found_inf.device: found_inf}
 
     def _agree(self, overflow: Tensor) -> None:

@@ -52,7 +52,7 @@ class BatchShares(NamedTuple):
             slices.append(x)
         return slices
 
-    def own(self, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
+    def local_slices(self, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
         """Slices of a step that this device computes."""
         here, size = mesh.coordinates[self.axis], mesh.axes[self.axis]
         first = sum(self.counts[:here])
@@ -63,7 +63,7 @@ class BatchShares(NamedTuple):
 def slices_of(shares: BatchShares | None, micro_batches: Sequence[Sequence[Tensor]], mesh: ParallelMesh) -> list[Slice]:
     """Slices of a step that this device computes; without unequal shares, its part of every micro-batch."""
     if shares is not None:
-        return shares.own(micro_batches, mesh)
+        return shares.local_slices(micro_batches, mesh)
     return [Slice(number, inputs) for number, inputs in enumerate(micro_batches)]
 
 

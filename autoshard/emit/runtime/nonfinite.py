@@ -71,14 +71,14 @@ class FiniteSteps:
         self.mesh, self.loss_axes, self.most = mesh, loss_axes, most
         self.scaler = scaler
         self.buffers = buffers
-        self.kept: list[tuple[Tensor, Tensor]] | None = None
+        self.saved: list[tuple[Tensor, Tensor]] | None = None
         self.counts, self.sums = counts, list[float]()
         self.in_a_row, self.left_out, self.loss, self.norm = 0, 0, 0.0, 0.0
 
     def before(self) -> None:
         """Saves the buffers before a forward that updates them."""
         if self.most and self.buffers is not None:
-            self.kept = [(local(buffer), local(buffer).clone()) for buffer in self.buffers]
+            self.saved = [(local(buffer), local(buffer).clone()) for buffer in self.buffers]
 
     def begin(self, loss: Tensor) -> None:
         """Starts the sum of the loss, in parallel to the norm."""
@@ -98,8 +98,8 @@ class FiniteSteps:
             before += " (are all labels ignored?)" * (math.isnan(self.loss) and self.norm == 0)
             raise NonFinite(f"{self.words()}{before}: nothing is updated and nothing saved with these")
         self.in_a_row, self.left_out = self.in_a_row + 1, self.left_out + 1
-        if self.kept is not None:
-            for buffer, was in self.kept:
+        if self.saved is not None:
+            for buffer, was in self.saved:
                 buffer.copy_(was)
         return False
 

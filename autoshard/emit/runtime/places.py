@@ -86,8 +86,8 @@ def read_slots(text: str) -> list[PlaceSlot]:
 
 class Routes:
     """Messages that each slot needs and sends. `handed[n]`, `sources[n]`: the inputs of part n, and their sources.
-    `turn`: the position of a slot in the order; `made`, `read`: that of the slot that makes a message, and of the first
-    that reads it."""
+    `turn`: the position of a slot in the order; `sent_at`, `read`: that of the slot that sends a message, and of the
+    first that reads it."""
 
     def __init__(
         self, slots: Sequence[PlaceSlot], part_places: Sequence[int], handed: Sequence[Sequence[Handed]],
@@ -126,14 +126,14 @@ class Routes:
         for slot in slots:
             to = [PlaceMessage(slot.kind, slot.micro_batch, slot.part, *link) for link in links.get(slot[::2], ())]
             (self.sends if slot.kind == "F" else self.needs)[slot] += to
-        self.made = {message: turn for turn, messages in enumerate(self.sends.values()) for message in messages}
+        self.sent_at = {message: turn for turn, messages in enumerate(self.sends.values()) for message in messages}
         self.read: dict[PlaceMessage, int] = {}
         for turn, messages in enumerate(self.needs.values()):
             for message in messages:
                 self.read.setdefault(message, turn)
         # Of each place: another one -> the messages between them, as both send and receive them.
         self.between: dict[int, dict[int, list[PlaceMessage]]] = {place: {} for place in part_places}
-        for message in self.made:
+        for message in self.sent_at:
             maker = part_places[message.part]
             for here, there in ((maker, message.place), (message.place, maker)):
                 self.between[here].setdefault(there, []).append(message)
@@ -159,7 +159,7 @@ class Places:
         self.mesh, self.place, self.part_places, self.loss_part = mesh, mesh.stages.index, part_places, loss_part
         self.transport, self.stages = mesh.stages.transport, mesh.stages
         self.handed, self.sources, self.inputs, self.labels = handed, sources, inputs, labels
-        self.given, self.ahead = specs, ahead
+        self.specs, self.ahead = specs, ahead
         self.read_as = {  # (what is read, the place that reads it) -> as what
             (source, part_places[number]): value
             for number, pairs in enumerate(sources)
@@ -179,11 +179,11 @@ class Places:
         first message, and each waits for the other; meanwhile a third device may be waiting for this one."""
         rank, firsts = self.mesh.rank + self.stages.firsts[self.place], self.stages.firsts
         pairs: set[tuple[int, int]] = set()
-        for message in self.training.made:
+        for message in self.training.sent_at:
             maker = firsts[self.part_places[message.part]]
             reader = firsts[message.place]
             first, second = (maker, reader) if message.kind == "F" else (reader, maker)
-            for piece in self.way(message, None).pieces:
+            for piece in self.transfer(message, None).pieces:
                 ends = sorted((first + piece.sender, second + piece.receiver))
                 pairs.add((ends[0], ends[1]))
         for pair in sorted(pairs):
@@ -191,19 +191,19 @@ class Places:
                 x = torch.zeros(1, device=self.mesh.device)
                 self.transport.send(x, pair[1]).wait() if rank == pair[0] else self.transport.receive(x, pair[0])()
 
-    def way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
+    def transfer(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
         """Layout and pieces of a message."""
         key = (message.kind, *message[2:])
         if sizes:
-            return self._way(message, sizes)
+            return self._transfer(message, sizes)
         if key not in self._ways:
-            self._ways[key] = self._way(message, None)
+            self._ways[key] = self._transfer(message, None)
         return self._ways[key]
 
-    def _way(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
+    def _transfer(self, message: PlaceMessage, sizes: Mapping[str, int] | None) -> Way:
         source, meshes = (message.part, message.position), self.stages.meshes
         value = self.read_as[source, message.place]
-        first = MeshLayout(meshes[self.part_places[message.part]], self.given[message.part][message.position])
+        first = MeshLayout(meshes[self.part_places[message.part]], self.specs[message.part][message.position])
         second = MeshLayout(meshes[message.place], value.layout)
         if message.kind == "B":
             first, second = second.of_gradient, first.of_gradient
@@ -242,8 +242,8 @@ class _PlacedStep:
         self.sent: list[tuple[int, int, Sent, Tensor]] = []
         self.arrived: dict[PlaceMessage, Tensor] = {}
         self.uses = routes.uses(places.place)
-        self.made: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
-        self.given: dict[tuple[int, int], list[Tensor]] = {}
+        self.outputs: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # by micro-batch and part
+        self.leaves: dict[tuple[int, int], list[Tensor]] = {}
         self.gradients: dict[tuple[int, int, int], Tensor] = {}  # by micro-batch, part and position
         self.losses: list[Tensor] = []
 
@@ -269,7 +269,7 @@ class _PlacedStep:
         for value, (maker, position) in zip(places.handed[part], places.sources[part], strict=True):
             local = maker in places.parts
             message = PlaceMessage("F", m, maker, position, places.place)
-            output = self.made[m, maker][position] if local else self._taken(message)
+            output = self.outputs[m, maker][position] if local else self._taken(message)
             leaves.append(output.detach().requires_grad_(value.has_gradient and torch.is_grad_enabled()))
         inputs = [self.micro_batches[m][position] for position in places.inputs[part]]
         shares = [self.shares[m][loss] for loss in places.labels[part]] if self.shares else []
@@ -279,14 +279,14 @@ class _PlacedStep:
         if part == places.loss_part:
             self.losses.append(output[0].detach())
             output = (output[0] / len(self.micro_batches), *output[1:])
-        self.made[m, part], self.given[m, part] = output, leaves
+        self.outputs[m, part], self.leaves[m, part] = output, leaves
 
     def _backward(self, slot: PlaceSlot) -> None:
         _, m, part = slot
         places = self.places
         ends: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        for position, output in enumerate(self.made.pop((m, part))):
+        for position, output in enumerate(self.outputs.pop((m, part))):
             gradient = self.gradients.pop((m, part, position), None)
             for place in self.routes.returns.get((part, position), ()):
                 if place != places.place:
@@ -301,7 +301,7 @@ class _PlacedStep:
         if ends:
             torch.autograd.backward(ends, gradients)
         for value, leaf, source in zip(
-            places.handed[part], self.given.pop((m, part)), places.sources[part], strict=True
+            places.handed[part], self.leaves.pop((m, part)), places.sources[part], strict=True
         ):
             if value.has_gradient:
                 leaf_grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -320,7 +320,7 @@ class _PlacedStep:
     def _receive_ahead(self, turn: int) -> None:
         """Posts the receives of values made before `turn`; what this place sends earlier has been sent."""
         for peer, waiting in self.waiting.items():
-            while waiting and self.routes.made[waiting[0]] < turn:
+            while waiting and self.routes.sent_at[waiting[0]] < turn:
                 self._post(peer, waiting[0])
 
     def _receive(self, message: PlaceMessage) -> None:
@@ -334,7 +334,7 @@ class _PlacedStep:
         for piece, wait, buffer in self.arriving.pop(message):
             wait()
             received.append((piece, buffer))
-        self._let_go(peer, self.routes.made[message])
+        self._let_go(peer, self.routes.sent_at[message])
         self.arrived[message] = put(self._shape(message), received, self.places.mesh.device, self._dtype(message))
 
     def _let_go(self, peer: int, turn: int) -> None:
@@ -349,7 +349,7 @@ class _PlacedStep:
 
     def _send(self, message: PlaceMessage) -> None:
         if message.kind == "F":
-            value = self.made[message.micro_batch, message.part][message.position].detach()
+            value = self.outputs[message.micro_batch, message.part][message.position].detach()
         else:
             value = self.gradients.pop((message.micro_batch, message.part, message.position))
         self._post(self._peer(message), message, value)
@@ -360,7 +360,7 @@ class _PlacedStep:
         transport, first, here = places.transport, places.stages.firsts[peer], places.mesh.rank
         while waiting := self.waiting[peer]:
             current = waiting.popleft()
-            layout, every, sums = places.way(current, self.sizes[current.micro_batch] if self.sizes else None)
+            layout, every, sums = places.transfer(current, self.sizes[current.micro_batch] if self.sizes else None)
             if current == message and value is not None:
                 value = whole_sum(value, layout, places.mesh) if sums else value.contiguous()
                 for piece in every:
@@ -383,12 +383,12 @@ class _PlacedStep:
         """Shape of a value, or its gradient, on this rank."""
         kind, m, part, position, _ = message
         if kind == "B":
-            return tuple(self.made[m, part][position].shape)
+            return tuple(self.outputs[m, part][position].shape)
         value = self.places.read_as[(part, position), self.places.place]
         return value.local(self.places.mesh, self.sizes[m] if self.sizes else None)
 
     def _dtype(self, message: PlaceMessage) -> torch.dtype:
         kind, m, part, position, place = message
         if kind == "B":
-            return self.made[m, part][position].dtype
+            return self.outputs[m, part][position].dtype
         return self.places.read_as[(part, position), place].dtype

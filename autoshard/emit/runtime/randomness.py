@@ -47,7 +47,7 @@ class Random:
         self.training = True
         self.set(seed, step)
         self._places: dict[tuple[object, str], int] = {}
-        self._own = torch.Generator()  # of the CPU, whose default one loaders draw from, in threads of their own
+        self._generator = torch.Generator()  # of the CPU, whose default one loaders draw from, in threads of their own
 
     def set(self, seed: int, step: Step) -> None:
         key = hash_of(seed, step)
@@ -89,7 +89,7 @@ class Random:
 
     def seeded(self, index: int, layout: str) -> torch.Generator:
         """This mesh's own CPU generator, seeded, for operators that take one."""
-        return self._own.manual_seed(self.generator_seed(index, layout))
+        return self._generator.manual_seed(self.generator_seed(index, layout))
 
     @contextlib.contextmanager
     def fork(self, index: int, layout: str, default: bool = False) -> Iterator[torch.Generator]:

@@ -313,7 +313,7 @@ def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
         weight.bucket.put(weight, _taken_apart(grad, weight, axis, cut))
 
     def again(_: Tensor) -> Tensor:
-        return weight.gather_again(assemble)
+        return weight.regather(assemble)
 
     low = cast_of(x)
     stored = x if low is None else low.source  # the gradient goes to the bucket: the cast has none

@@ -48,7 +48,7 @@ class Gathered:
         self.uses: weakref.WeakSet[_Use] = weakref.WeakSet()
         self.weight: Weight | None = None  # where it is gathered with others
 
-    def again(self) -> Tensor:
+    def regather(self) -> Tensor:
         x = self.source
         for step in self.steps:
             x = step(x)
@@ -117,7 +117,7 @@ class _Use:
     @torch.no_grad()
     def gather(self) -> None:
         unchanged(self.gathered.source, self.version)
-        whole = self.gathered.again()
+        whole = self.gathered.regather()
         self.whole, self.left = whole if self.count else None, self.count
 
     def take(self) -> Tensor:

@@ -99,7 +99,7 @@ def _measured(request: _ProgramKey, hardware: Hardware) -> tuple[PartMeasure, ..
     keep_all = replace(request, keep="all")
     policies = tuple(BlockPolicy(layer(n), request.keep) for n in range(request.model.layers) if request.keep != "all")
     program, measured = _measured_program(keep_all, hardware)
-    if policies and any(isinstance(step, Collective) and step.again for step in program.instructions):
+    if policies and any(isinstance(step, Collective) and step.regathered for step in program.instructions):
         plan, graph = _plan(keep_all, hardware)
         plan = replace(plan, step=replace(plan.step, recompute=policies))
         return measured_parts(plan, lower(plan, graph), graph, hardware, request.run.pp)

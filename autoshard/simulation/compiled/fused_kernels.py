@@ -137,7 +137,7 @@ class _Kernel:
     def _needed(self) -> set[str]:
         """Values of the forward that the backward reads."""
         needed: set[str] = set()
-        waiting = [name for step in self.steps for name in map(self.root.__getitem__, facts(step, self.graph).kept)]
+        waiting = [name for step in self.steps for name in map(self.root.__getitem__, facts(step, self.graph).retained)]
         while waiting:
             name = waiting.pop()
             if name in self.maker and name not in self.stored:
