@@ -44,13 +44,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """`core` is the part of `layer` that selective recomputation runs again, `again` the part that recomputation by
-    operators does."""
+    """`core` is the part of `layer` that selective recomputation runs again, `recomputed` the part that recomputation
+    by operators does."""
 
     embedding: Piece
     layer: Piece
     core: Piece
-    again: Piece
+    recomputed: Piece
     head: Piece
 
 

@@ -38,12 +38,12 @@ class Host:
 
 @dataclass(frozen=True)
 class Stages:
-    """`made`: pieces of one micro-batch; `syncs`: their exchange between replicas. `beside`: slowdown of computation
+    """`pieces`: those of one micro-batch; `syncs`: their exchange between replicas. `beside`: slowdown of computation
     that overlaps a collective."""
 
     model: Transformer
     run: TrainingRun
-    made: Pieces
+    pieces: Pieces
     syncs: Syncs
     host: Host
     beside: float = 0.0
@@ -53,19 +53,19 @@ class Stages:
         return part_layers(self.model, self.run)[chunk * self.run.pp + stage]
 
     @property
-    def again(self) -> Piece:
+    def recomputed(self) -> Piece:
         """Forward work that the backward of a layer recomputes."""
         return {
             "none": _NOTHING,
-            "selective": self.made.core,
-            "operators": self.made.again,
-            "full": self.made.layer,
+            "selective": self.pieces.core,
+            "operators": self.pieces.recomputed,
+            "full": self.pieces.layer,
         }[self.run.recompute]
 
     @property
     def slowdown(self) -> float:
         """Factor by which the host lengthens a layer, forward and backward together: it runs ahead over both."""
-        layer, rerun = self.made.layer, self.again
+        layer, rerun = self.pieces.layer, self.recomputed
         seconds = layer.forward_seconds + layer.backward_seconds + rerun.forward_seconds
         kernels = layer.forward_kernels + layer.backward_kernels + rerun.forward_kernels
         return self.host.bound(seconds + self.host.stall_seconds, kernels) / seconds
@@ -75,12 +75,12 @@ class Stages:
 
     def _computed(self, stage: int, slot: Slot) -> list[float]:
         """Seconds of the pieces of a slot, in forward order."""
-        layer = self.made.layer
-        each = layer.forward_seconds if slot.kind == "F" else layer.backward_seconds + self.again.forward_seconds
+        layer = self.pieces.layer
+        each = layer.forward_seconds if slot.kind == "F" else layer.backward_seconds + self.recomputed.forward_seconds
         first, last = self._ends(stage, slot)
         count = self.layers(stage, slot.chunk)
-        embedding = [self._end_seconds(self.made.embedding, slot)] * first
-        return [*embedding, *[each * self.slowdown] * count, *[self._end_seconds(self.made.head, slot)] * last]
+        embedding = [self._end_seconds(self.pieces.embedding, slot)] * first
+        return [*embedding, *[each * self.slowdown] * count, *[self._end_seconds(self.pieces.head, slot)] * last]
 
     def _end_seconds(self, piece: Piece, slot: Slot) -> float:
         if slot.kind == "F":
@@ -125,7 +125,7 @@ class Stages:
 
     def parts(self, stage: int, order: list[Slot]) -> tuple[Part, ...]:
         """Seconds of a stage in a step, by kind of work; they add up to those of its slots."""
-        layer, rerun = self.made.layer, self.again
+        layer, rerun = self.pieces.layer, self.recomputed
         count = sum(self.layers(stage, slot.chunk) for slot in order if slot.kind == "F")
         communication = layer.forward_communication_seconds + layer.backward_communication_seconds
         dispatch = layer.forward_dispatch_seconds + layer.backward_dispatch_seconds + rerun.forward_dispatch_seconds
@@ -146,7 +146,7 @@ class Stages:
 
     def _end_parts(self, stage: int, slot: Slot) -> list[float]:
         first, last = self._ends(stage, slot)
-        pieces = [self.made.embedding] * first + [self.made.head] * last
+        pieces = [self.pieces.embedding] * first + [self.pieces.head] * last
         return [self._end_seconds(piece, slot) for piece in pieces]
 
     def families(self, stage: int, order: list[Slot]) -> dict[str, float]:
@@ -156,7 +156,7 @@ class Stages:
             for piece, times in self._pieces(stage, slot):
                 for name, seconds in piece.forward_families if slot.kind == "F" else piece.backward_families:
                     totals[name] = totals.get(name, 0.0) + times * seconds
-            for name, seconds in self.again.forward_families if slot.kind == "B" else ():
+            for name, seconds in self.recomputed.forward_families if slot.kind == "B" else ():
                 totals[name] = totals.get(name, 0.0) + self.layers(stage, slot.chunk) * seconds
             totals["collective"] = totals.get("collective", 0.0) + self.replica_seconds(stage, slot)
         return totals
@@ -165,7 +165,7 @@ class Stages:
         """Pieces that run in a slot, and how often."""
         first, last = self._ends(stage, slot)
         return [
-            (self.made.layer, self.layers(stage, slot.chunk)),
-            (self.made.embedding, int(first)),
-            (self.made.head, int(last)),
+            (self.pieces.layer, self.layers(stage, slot.chunk)),
+            (self.pieces.embedding, int(first)),
+            (self.pieces.head, int(last)),
         ]

@@ -27,8 +27,8 @@ class Estimate:
     """One step. `parts` are seconds by name and add up to it, on the stage that ends last.
 
     `memory` is that of the fullest device. `flops` are the model's, forward and backward, of all devices, without
-    recomputation. `band`: error band of the step. `again`: number of layers by what they recompute, if not all do what
-    the run says.
+    recomputation. `band`: error band of the step. `recomputed`: number of layers by what they recompute, if not all do
+    what the run says.
     """
 
     model: Transformer
@@ -40,7 +40,7 @@ class Estimate:
     parameters: int
     flops: float
     band: Band
-    again: tuple[tuple[str, int], ...] = ()
+    recomputed: tuple[tuple[str, int], ...] = ()
 
     @property
     def flops_per_device(self) -> float:
@@ -150,10 +150,10 @@ def host_of(hardware: Hardware, software: str = KERNELS) -> Host:
 
 def _layer_weights(model: Transformer, experts: int) -> int:
     """Parameters in the matrices of a layer, with that many of its experts."""
-    width, kv_width = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
-    inner, matrices = model.own_feedforward, 3 if model.activation == "swiglu" else 2
+    width, kv_width = model.heads * model.head_dim, model.kv_head_count * model.head_dim
+    inner, matrices = model.feedforward_width, 3 if model.activation == "swiglu" else 2
     if model.experts:
-        inner = (experts + model.shared_experts) * model.own_expert_hidden
+        inner = (experts + model.shared_experts) * model.expert_width
     return model.hidden * (2 * width + 2 * kv_width + matrices * inner + model.experts)
 
 
@@ -164,7 +164,7 @@ def parameter_count(model: Transformer) -> int:
 
 def used_parameters(model: Transformer) -> int:
     """Parameters as in `parameter_count`, but only of those experts that one token passes."""
-    return _parameters(model, model.own_top_k)
+    return _parameters(model, model.active_experts)
 
 
 def _parameters(model: Transformer, experts: int) -> int:
@@ -177,5 +177,5 @@ def model_flops(model: Transformer, run: TrainingRun) -> float:
     """Model FLOPs: 2 per multiplication and addition, backward twice forward; attention counted whole (as in Megatron's
     formula, Narayanan et al. 2021, equation 3, without its factor for recomputation), experts as those of a token."""
     attention = 2 * model.sequence * model.heads * model.head_dim
-    each = model.layers * (_layer_weights(model, model.own_top_k) + attention) + model.hidden * model.vocabulary
+    each = model.layers * (_layer_weights(model, model.active_experts) + attention) + model.hidden * model.vocabulary
     return 6.0 * run.batch * model.sequence * each

@@ -75,20 +75,20 @@ class Transformer:
         return "" if self.attention in ("flash", "unfused") else self.attention
 
     @property
-    def own_kv_heads(self) -> int:
+    def kv_head_count(self) -> int:
         return self.kv_heads or self.heads
 
     @property
-    def own_feedforward(self) -> int:
+    def feedforward_width(self) -> int:
         return self.feedforward or 4 * self.hidden
 
     @property
-    def own_top_k(self) -> int:
+    def active_experts(self) -> int:
         return (self.top_k or min(2, self.experts)) if self.experts else 0
 
     @property
-    def own_expert_hidden(self) -> int:
-        return self.expert_hidden or self.own_feedforward
+    def expert_width(self) -> int:
+        return self.expert_hidden or self.feedforward_width
 
     @property
     def head_dim(self) -> int:
@@ -221,10 +221,10 @@ def _conditions(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
             "fp32-loss and fused-loss: give one of them, a fused loss casts inside its kernel",
         ),
         (model.hidden % model.heads == 0, f"{model.heads} heads do not divide hidden {model.hidden}"),
-        (model.heads % model.own_kv_heads == 0, f"{model.own_kv_heads} KV heads do not divide {model.heads} heads"),
+        (model.heads % model.kv_head_count == 0, f"{model.kv_head_count} KV heads do not divide {model.heads} heads"),
         (model.heads % run.tp == 0, f"tp {run.tp} does not divide {model.heads} heads"),
-        (model.own_kv_heads % run.tp == 0, f"tp {run.tp} does not divide {model.own_kv_heads} KV heads"),
-        (model.own_feedforward % run.tp == 0, f"tp {run.tp} does not divide feed-forward {model.own_feedforward}"),
+        (model.kv_head_count % run.tp == 0, f"tp {run.tp} does not divide {model.kv_head_count} KV heads"),
+        (model.feedforward_width % run.tp == 0, f"tp {run.tp} does not divide feed-forward {model.feedforward_width}"),
         (
             run.batch % (run.micro_batch * run.dp) == 0,
             f"batch {run.batch} is no multiple of micro-batch {run.micro_batch} x dp {run.dp}",
@@ -303,11 +303,11 @@ def _experts(model: Transformer, run: TrainingRun) -> list[tuple[bool, str]]:
         flags = {"top-k": model.top_k, "expert-hidden": model.expert_hidden, "shared-experts": model.shared_experts,
                  "imbalance": model.imbalance != 1.0, "ep": run.ep != 1}  # fmt: skip
         return [(not value, f"{name} says something of experts: how many are there?") for name, value in flags.items()]
-    width, most = model.own_expert_hidden, float(model.experts)
+    width, most = model.expert_width, float(model.experts)
     return [
         (
-            0 < model.own_top_k <= model.experts,
-            f"top-k {model.own_top_k}: expected 1 to {model.experts}, the experts there are",
+            0 < model.active_experts <= model.experts,
+            f"top-k {model.active_experts}: expected 1 to {model.experts}, the experts there are",
         ),
         (model.experts % run.ep == 0, f"ep {run.ep} does not divide {model.experts} experts"),
         (run.dp % run.ep == 0, f"ep {run.ep} does not divide dp {run.dp}: experts are shared among replicas"),

@@ -241,8 +241,8 @@ class _TransformerWriter:
 
     def projections(self, x: str, path: str) -> tuple[str, ...]:
         model = self.model
-        width, kv_width = model.heads * model.head_dim, model.own_kv_heads * model.head_dim
-        if model.own_kv_heads == model.heads and model.positions == "learned":
+        width, kv_width = model.heads * model.head_dim, model.kv_head_count * model.head_dim
+        if model.kv_head_count == model.heads and model.positions == "learned":
             fused = self.linear(x, f"{path}.qkv", 3 * width, model.bias)
             shapes = ((*self.rows, width),) * 3
             return self.add_several("aten.split", (fused,), shapes, path, split_size=(width,) * 3, dim=2)
@@ -251,7 +251,7 @@ class _TransformerWriter:
 
     def attention(self, x: str, index: int, cosine: str, sine: str) -> str:
         model, path = self.model, f"{layer(index)}.attention"
-        counts = (model.heads, model.own_kv_heads, model.own_kv_heads)
+        counts = (model.heads, model.kv_head_count, model.kv_head_count)
         flat = (*self.rows, model.hidden)
         with self.splitting("S2"):
             parts = zip(self.projections(x, path), counts, strict=True)
@@ -268,7 +268,7 @@ class _TransformerWriter:
             return self.linear(mixed, f"{path}.out", model.hidden, model.bias)
 
     def fused(self, query: str, key: str, value: str, path: str) -> str:
-        grouped = self.model.own_kv_heads != self.model.heads
+        grouped = self.model.kv_head_count != self.model.heads
         return self.add(
             "aten.scaled_dot_product_attention", (query, key, value, None), self.shape(query), path,
             dropout_p=0.0, is_causal=True, scale=1 / math.sqrt(self.model.head_dim), enable_gqa=grouped,
@@ -286,18 +286,18 @@ class _TransformerWriter:
     def feedforward(self, x: str, index: int) -> str:
         model, path = self.model, f"{layer(index)}.feedforward"
         if not model.experts:
-            return self.dense(x, path, model.own_feedforward)
+            return self.dense(x, path, model.feedforward_width)
         routed = self.routed(x, path, f"{layer(index)}.{EXPERTS}")
         if not model.shared_experts:
             return routed
-        shared = self.dense(x, f"{path}.shared", model.shared_experts * model.own_expert_hidden)
+        shared = self.dense(x, f"{path}.shared", model.shared_experts * model.expert_width)
         with self.splitting("P"):
             return self.sum(routed, shared, path)
 
     def routed(self, x: str, path: str, experts: str) -> str:
         """Every token through the experts that a router chose, weighted; as in Hugging Face's Mixtral."""
-        model, tokens, width, inner = self.model, math.prod(self.rows), self.model.hidden, self.model.own_expert_hidden
-        pairs = (tokens, model.own_top_k)
+        model, tokens, width, inner = self.model, math.prod(self.rows), self.model.hidden, self.model.expert_width
+        pairs = (tokens, model.active_experts)
         with self.splitting("R"):
             rows = self.add("aten.reshape", (x,), (tokens, width), path, shape=(tokens, width))
             scores = self.linear(rows, f"{path}.router", model.experts, bias=False)

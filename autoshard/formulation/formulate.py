@@ -102,7 +102,7 @@ def formulate(
     and equal nodes and values their arrays, by which a solver detects repetition.
     """
     graph, kinds = context.graph, _kinds(context, allowed)
-    sites, ends = _Sites(graph, context.mesh, kinds).made()
+    sites, ends = _Sites(graph, context.mesh, kinds).built()
     index = {(site.kind, site.name): n for n, site in enumerate(sites)}
     pricer = Pricer(context)
     nodes = tuple(pricer.node(site, kinds) for site in sites)
@@ -208,7 +208,7 @@ class _Sites:
         self.sites: list[Site] = []
         self.ends: dict[tuple[str, str], End] = {}
 
-    def made(self) -> tuple[list[Site], dict[tuple[str, str], End]]:
+    def built(self) -> tuple[list[Site], dict[tuple[str, str], End]]:
         graph = self.graph
         self.store_all()
         self.sites += [Site("op", op.name, strategies=self.kinds[op.name].strategies) for op in graph.ops]

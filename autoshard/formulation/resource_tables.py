@@ -82,8 +82,8 @@ class ResourceTables:
         self.known: dict[Hashable, Floats] = {}
         self.ways = ValueRedistributions(formulation, self.together)
         self.tasks: dict[Hashable, WeightTasks] = {}
-        self.agains: dict[Hashable, dict[int, Floats]] = {}
-        self.again = GatheredAgain(formulation, self.path.needed)
+        self.regathers: dict[Hashable, dict[int, Floats]] = {}
+        self.regathered = GatheredAgain(formulation, self.path.needed)
         self.shapes: dict[tuple[tuple[int, ...], Layout], tuple[int, ...]] = {}
 
     def constants(self) -> Floats:
@@ -222,7 +222,7 @@ class ResourceTables:
             len(value.consumers),
             self.on_path(v, position),
             consumer.kind == "op" and consumer.name in self.path.needed,
-            self.again.block(v, position) != "",
+            self.regathered.block(v, position) != "",
         )
         beside = self._beside(v)
         key = (id(value.seconds), id(site.sources), *facts, beside.tobytes())
@@ -231,7 +231,7 @@ class ResourceTables:
     def whole(self, v: int) -> Floats:
         """(2 R, sources, targets): a redistribution as it probably runs."""
         value, site = self.formulation.problem.values[v], self.formulation.values[v]
-        regathered = any(self.again.made(site.tensor, consumer) for consumer in value.consumers)
+        regathered = any(self.regathered.is_repeated(site.tensor, consumer) for consumer in value.consumers)
         beside = self._beside(v)
         key = ("whole", id(value.seconds), id(site.sources), regathered, beside.tobytes())
         return self._once(key, lambda: self._whole(v, regathered, beside))
@@ -304,7 +304,7 @@ class ResourceTables:
         if self.in_turn:
             self._add_tasks(table, v, count)
         if regathered:
-            for row, seconds in self._again(v).items():
+            for row, seconds in self._regather_rows(v).items():
                 least = np.minimum(seconds, _least_positive(seconds))
                 table[row] += least
                 if row >= self.count + len(_FIXED):  # ahead of its use: beside what, nobody knows
@@ -343,17 +343,17 @@ class ResourceTables:
         return weight_tasks(parts, self.ways.rates(v), copies, site.sources, stored=site.tensor in self.parameters)
 
     def _add_tasks(self, table: Floats, v: int, count: int) -> None:
-        """Adds the tasks of a weight, except for those that the backward repeats, see `_again`."""
+        """Adds the tasks of a weight, except for those that the backward repeats, see `_regather_rows`."""
         tasks = self._tasks(v)
         for backward, phase in enumerate((FORWARD, BACKWARD)):
             table[self._row(HOST, bool(backward))] += self.dispatch_seconds * tasks.issued[phase] / count
             table[self._row(IN_ROW, bool(backward))] += tasks.seconds[phase] / count
 
-    def _again(self, v: int) -> dict[int, Floats]:
+    def _regather_rows(self, v: int) -> dict[int, Floats]:
         """Row -> (sources, targets): seconds of gathering a weight once more."""
-        if (key := self._alike(v)) in self.agains:
-            return self.agains[key]
-        rows = self.agains[key] = {}
+        if (key := self._alike(v)) in self.regathers:
+            return self.regathers[key]
+        rows = self.regathers[key] = {}
         for (phase, axes), seconds in self.ways.rates(v).seconds.items():
             if phase == GATHER and axes:
                 for row in self._rows(axes, backward=True):
@@ -371,12 +371,12 @@ class ResourceTables:
         that are cast before."""
         by_block: dict[str, Floats] = {}
         for v, value in enumerate(self.formulation.problem.values):
-            block = self.again.block(v, 0) if len(value.consumers) == 1 else ""
+            block = self.regathered.block(v, 0) if len(value.consumers) == 1 else ""
             if cast and self.formulation.sites[value.producer].kind != "op":
                 continue
             if block and not self.formulation.values[v].tied:
                 table = by_block.setdefault(block, np.zeros(2 * self.count))
-                for row, seconds in self._again(v).items():
+                for row, seconds in self._regather_rows(v).items():
                     table[row] += _least_positive(seconds)
         most: Floats = np.max([np.zeros(2 * self.count), *by_block.values()], axis=0)
         return most

@@ -30,26 +30,26 @@ class SlowedRows:
     def __init__(self, before: tuple[str, ...], slowdown: float) -> None:
         links = {row: name.removeprefix(HIDDEN) for row, name in enumerate(before) if name.startswith(HIDDEN)}
         names = [SLOWED + links[row] if row in links else name for row, name in enumerate(before)]
-        self.kept = [row for row in range(len(before)) if slowdown or row not in links]
-        self.names = tuple(names[row] for row in self.kept)
+        self.rows = [row for row in range(len(before)) if slowdown or row not in links]
+        self.names = tuple(names[row] for row in self.rows)
         share = slowdown / (1 + slowdown)
         in_row, compute = before.index(IN_ROW), before.index(COMPUTE)
         self.parts = {
             row: ((in_row, 1 - share), (compute, share), (before.index(link), share), (row, share - 1))
             for row, link in links.items()
         }
-        self.made: dict[int, tuple[Floats, Floats]] = {}  # with what its key names
+        self.converted: dict[int, tuple[Floats, Floats]] = {}  # with what its key names
 
     def of(self, table: Floats, *, slowed: bool = True) -> Floats:
         """Rows of the resources from those in the table, forward then backward: in the same memory, as tables of three
         axes are gigabytes. Without `slowed`, links' rows are unchanged. Equal arrays stay one object."""
-        if id(table) not in self.made:
+        if id(table) not in self.converted:
             for phase in np.split(table, 2):
                 entries = phase.reshape(len(phase), -1)
                 for low in range(0, entries.shape[1], SLAB):
                     self._settle(entries[:, low : low + SLAB], slowed)
-            self.made[id(table)] = self._left(table), table
-        return self.made[id(table)][0]
+            self.converted[id(table)] = self._left(table), table
+        return self.converted[id(table)][0]
 
     def _settle(self, rows: Floats, slowed: bool) -> None:
         """Converts rows in place, in pieces that stay in the cache."""
@@ -60,6 +60,6 @@ class SlowedRows:
 
     def _left(self, table: Floats) -> Floats:
         count = len(table) // 2
-        if len(self.kept) == count:
+        if len(self.rows) == count:
             return table
-        return table[[*self.kept, *(row + count for row in self.kept)]]
+        return table[[*self.rows, *(row + count for row in self.rows)]]

@@ -18,7 +18,7 @@ class ValueRedistributions:
     def __init__(self, formulation: Formulation, together: Mapping[str, int]) -> None:
         self.formulation, self.together = formulation, together
         self.graph, self.mesh, self.hardware = formulation.graph, formulation.mesh, formulation.hardware
-        self.found: dict[Hashable, tuple[PathCosts, CollectiveSeconds]] = {}
+        self.paths: dict[Hashable, tuple[PathCosts, CollectiveSeconds]] = {}
         self.known: dict[Hashable, PathParts] = {}
         self.last: PathCosts | None = None  # whose steps are held: they are many
 
@@ -39,13 +39,13 @@ class ValueRedistributions:
         tensor = self.graph.tensor(site.tensor)
         key = costs.moving_facts(self.graph, tensor), site.sources, site.targets
         if (key, name) not in self.known:
-            if key not in self.found:
+            if key not in self.paths:
                 terms = costs.moving_terms(
                     self.hardware, self.mesh, self.graph, tensor, self.formulation.context.all_to_all
                 )
                 known = self.formulation.ways.pop(key, None)
-                self.found[key] = known or PathCosts(site.sources, site.targets, terms), terms.seconds
-            ways, alone = self.found[key]
+                self.paths[key] = known or PathCosts(site.sources, site.targets, terms), terms.seconds
+            ways, alone = self.paths[key]
             if self.last is not None and self.last is not ways:
                 self.last.forget()
             self.last = ways

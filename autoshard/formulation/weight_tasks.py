@@ -88,16 +88,16 @@ class GatheredAgain:
         for v, value in enumerate(formulation.values):
             self.values_of.setdefault(value.tensor, []).append(v)
 
-    def made(self, tensor: str, consumer: int) -> bool:
+    def is_repeated(self, tensor: str, consumer: int) -> bool:
         """Does the backward of a reader surely repeat a weight's gather? For a cast, if its result's readers do: it is
         repeated with them."""
         site = self.formulation.sites[consumer]
         cast = self.graph.by_op[site.name] if site.kind == "op" and tensor in self.graph.weights else None
         if cast is None or cast.target != CAST:
-            return self._read_again(tensor, consumer)
+            return self._is_regathered(tensor, consumer)
         result = cast.results[0]
         values = [self.formulation.problem.values[v] for v in self.values_of.get(result, [])]
-        return any(self.made(result, reader) for value in values for reader in value.consumers)
+        return any(self.is_repeated(result, reader) for value in values for reader in value.consumers)
 
     def block(self, v: int, position: int) -> str:
         """Block of a weight's only reader, if its backward surely gathers it again, except in the block used last,
@@ -106,14 +106,14 @@ class GatheredAgain:
         consumer = self.formulation.sites[value.consumers[position]]
         if len(value.consumers) != 1 or consumer.kind != "op" or consumer.name not in self.needed:
             return ""
-        if self._read_again(tensor, value.consumers[position]):
+        if self._is_regathered(tensor, value.consumers[position]):
             return block_of(self.graph.by_op[consumer.name].module)
         op = self.graph.by_op[consumer.name]
         cast = tensor in self.graph.weights and op.target == CAST
         after = self.values_of.get(op.results[0], []) if cast else []
         return self.block(after[0], 0) if len(after) == 1 else ""
 
-    def _read_again(self, tensor: str, consumer: int) -> bool:
+    def _is_regathered(self, tensor: str, consumer: int) -> bool:
         site = self.formulation.sites[consumer]
         if site.kind != "op" or tensor not in self.graph.weights or self.graph.loss is None:
             return False

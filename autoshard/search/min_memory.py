@@ -78,10 +78,10 @@ def refuse(task: SearchTask, smallest_bytes: float = inf) -> None:
 
 def _parts_of(floor: MemoryLowerBound) -> str:
     parts = [f"{format_bytes(floor.stored)} of parameters with what trains them, buffers and inputs"]
-    if floor.kept:
-        parts.append(f"{format_bytes(floor.kept)} that operators before it keep for backward")
+    if floor.saved:
+        parts.append(f"{format_bytes(floor.saved)} that operators before it keep for backward")
     if floor.op:
-        parts.append(f"{format_bytes(floor.bytes - floor.stored - floor.kept)} of its own")
+        parts.append(f"{format_bytes(floor.bytes - floor.stored - floor.saved)} of its own")
     return ", ".join(parts)
 
 

@@ -52,7 +52,7 @@ def timed(
         sent: list[int] = []
         for index, instruction in reversed(list(enumerate(program.instructions))):
             starts.append(schedule.now)
-            weights.gather_again(index)
+            weights.regather(index)
             if index in early:
                 _reduce_early(schedule, pricer, index, early[index])
             elif index not in reduced and not weights.scatter(index):

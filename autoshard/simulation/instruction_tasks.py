@@ -57,7 +57,7 @@ class TaskPricer:
         self.program, self.graph, self.hardware, self.mesh = program, graph, hardware, program.mesh
         self.free = free
         self.together = frozenset(p for bucket in program.weight_buckets for p in bucket.gathers)
-        self.again = storage(program, graph).again
+        self.regathers = storage(program, graph).regathers
         # Seconds of instructions, forward and backward
         self.computed = fused_seconds(program, graph, hardware) if compiled else {}
         self.fused = frozenset(self.computed)
@@ -73,7 +73,7 @@ class TaskPricer:
             yield from self._collective(index, instruction, phase)
             return
         if phase == "backward":
-            yield from self._gathers_again(index)
+            yield from self._regather_tasks(index)
         yield from self._compute(index, instruction, phase)
 
     def linear_backward(self, index: int) -> tuple[list[StreamTask], StreamTask]:
@@ -89,10 +89,10 @@ class TaskPricer:
         weight = whole._replace(name=f"{whole.name}: weight", seconds=seconds, bytes=size, continues=True)
         return [*before, whole._replace(seconds=max(0.0, whole.seconds - seconds))], weight
 
-    def _gathers_again(self, index: int) -> Iterator[StreamTask]:
+    def _regather_tasks(self, index: int) -> Iterator[StreamTask]:
         """The gathers of weights that the backward of this instruction needs whole, and their casts; but for those that
         are gathered with others."""
-        for step in (step for step in self.again.get(index, ()) if step not in self.together):
+        for step in (step for step in self.regathers.get(index, ()) if step not in self.together):
             gather = self.program.instructions[step]
             for task in self.tasks(step, gather, "forward"):
                 yield task._replace(phase="backward", reason=f"gathered again: {task.reason}", instruction=index)

@@ -152,14 +152,14 @@ class _Lives:
         )
         buckets = [(bucket, parameter_paths(program, bucket)) for bucket in program.weight_buckets]
         self.scattered = {path: min(bucket.gathers) for bucket, paths in buckets for path in paths}
-        self.made: dict[str, int] = {}
+        self.maker: dict[str, int] = {}
         self.used: dict[str, int] = {}
-        self.kept: dict[str, list[int]] = {}  # storage -> the instructions that keep it
+        self.keepers: dict[str, list[int]] = {}  # storage -> the instructions that keep it
         self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
-        self.kept_beside: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `saved_extra`
+        self.extra_saved: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `saved_extra`
         for index, instruction in enumerate(program.instructions):
             if isinstance(instruction, Compute):
-                self.kept_beside[index] = saved_extra(program, graph, instruction)
+                self.extra_saved[index] = saved_extra(program, graph, instruction)
             self._visit(index, facts(instruction, graph))
 
     def _visit(self, index: int, known: InstructionStorage) -> None:
@@ -169,13 +169,13 @@ class _Lives:
                 self.used[root[name]] = index
         for name in known.results:
             if root[name] == name:
-                self.made[name] = index
+                self.maker[name] = index
         for position, name in enumerate(known.operands):
             if name is not None and position not in known.aliases.values() and not self._passes_on(index):
                 self.users.setdefault(root[name], []).append(index)
-        without = self.kept_beside[index][0] if index in self.kept_beside else ()
+        without = self.extra_saved[index][0] if index in self.extra_saved else ()
         for name in known.retained_without(without):
-            self.kept.setdefault(root[name], []).append(index)
+            self.keepers.setdefault(root[name], []).append(index)
 
     def _passes_on(self, index: int) -> bool:
         """True if backward gives the operands the gradient of the result itself."""
@@ -186,13 +186,13 @@ class _Lives:
         last = len(self.program.instructions) - 1
         outputs = {self.storage.root[name] for name in self.program.outputs}
         spans = []
-        for name, maker in self.made.items():
+        for name, maker in self.maker.items():
             held = Held(name, "activation", float(self.program.largest[name].bytes))
             forward = Span(held, maker, last if name in outputs else self.used[name])
             spans += [forward] if not self.program.has_backward else self._backward(name, maker, forward)
         if not self.program.has_backward:
             return [*spans, *self._working()]
-        flat = (*flat_weights(self.program, self.storage.again), *flat_gradients(self.program, self.accumulates))
+        flat = (*flat_weights(self.program, self.storage.regathers), *flat_gradients(self.program, self.accumulates))
         return [*spans, *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
 
     def gradients(self) -> list[Span]:
@@ -249,9 +249,9 @@ class _Lives:
             if self.accumulates and name in self.once:
                 spans = [Span(replace(held, kind="parameter"), 0, step_count(self.program) - 1)]
         elif name in self.storage.gathers:
-            spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.kept.get(name, [])]
-        elif name in self.kept:
-            spans = [Span(held, forward.start, self._mirror(self.kept[name][0]))]
+            spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.keepers.get(name, [])]
+        elif name in self.keepers:
+            spans = [Span(held, forward.start, self._mirror(self.keepers[name][0]))]
         if self.program.value(name).requires_grad:
             grad = Held(name, "gradient", held.bytes)
             spans += [Span(grad, self._mirror(self.used[name]), self._mirror(maker)), *self._summands(grad, name)]
@@ -260,7 +260,7 @@ class _Lives:
     def _extras(self) -> list[Span]:
         """Spans of what operators keep in addition to values: masks, statistics."""
         spans = []
-        for index, (_, size) in self.kept_beside.items():
+        for index, (_, size) in self.extra_saved.items():
             instruction = self.program.instructions[index]
             assert isinstance(instruction, Compute)
             spans += [Span(Held(instruction.op, "extra", size), index, self._mirror(index))] if size else []

@@ -14,14 +14,14 @@ from autoshard.program.weights import weight_ways
 class Storage:
     """`root[value]`: the value that first held its storage. `fixed`: parameters, buffers and inputs.
 
-    `gathers[root]`: the instructions that make a gathered weight of what is stored; `again[i]`: those that the backward
-    of instruction i runs again, because it needs such a weight.
+    `gathers[root]`: the instructions that make a gathered weight of what is stored; `regathers[i]`: those that the
+    backward of instruction i runs again, because it needs such a weight.
     """
 
     root: dict[str, str]
     fixed: frozenset[str]
     gathers: dict[str, tuple[int, ...]]
-    again: dict[int, tuple[int, ...]]
+    regathers: dict[int, tuple[int, ...]]
 
 
 def storage(program: Program, graph: Graph) -> Storage:

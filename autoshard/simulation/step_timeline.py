@@ -37,7 +37,7 @@ _APART = 3  # micro-batches: the first, the second, and all others
 class PartCosts:
     """One micro-batch through one part of the model, on the device that holds most.
 
-    `kept_bytes` are held from its forward to its backward, with the output that it hands on; `working_bytes` while one
+    `saved_bytes` are held from its forward to its backward, with the output that it hands on; `working_bytes` while one
     of these runs. `received_bytes` and `receive_seconds`: of its input from the part before, and of the gradient back.
     `first_seconds`: what the first forward takes more, for weights that are gathered once a step, a block ahead of
     their use: `once_copy_seconds` of it in any case, and the rest where the gathers, `gather_seconds` of a link, have
@@ -47,7 +47,7 @@ class PartCosts:
 
     forward_seconds: float
     backward_seconds: float
-    kept_bytes: float = 0.0
+    saved_bytes: float = 0.0
     working_bytes: float = 0.0
     received_bytes: float = 0.0
     receive_seconds: float = 0.0
@@ -199,7 +199,7 @@ class StepCosts:
         if slot.kind == "F" or self.schedule == "1f1b":
             return 0.0
         part = slot.chunk * len(self.stages) + stage
-        more = slot.micro_batch < self.used_again(stage, slot.chunk)
+        more = slot.micro_batch < self.reused_inputs(stage, slot.chunk)
         skips = sum(skip.bytes for skip in self.skips if part in (skip.maker, skip.reader))
         return self._entering(part + 1) + self._entering(part) * more + skips
 
@@ -211,7 +211,7 @@ class StepCosts:
         )
         return reused, last
 
-    def used_again(self, stage: int, chunk: int) -> int:
+    def reused_inputs(self, stage: int, chunk: int) -> int:
         """Number of micro-batches, the first ones, whose input buffer another one takes."""
         counts = receive_buffers(self.schedule, len(self.stages), self.micro_batches, self.chunks)
         return self.micro_batches - counts[chunk * len(self.stages) + stage].inputs
@@ -226,7 +226,7 @@ class StepCosts:
             self.schedule, stage, len(self.stages), self.micro_batches, self.chunks
         )
         parts = [self.part(stage, chunk) for chunk in range(self.chunks)]
-        kept_bytes = np.array([part.kept_bytes for part in parts])[chunks]
+        kept_bytes = np.array([part.saved_bytes for part in parts])[chunks]
         sends = self.schedule != "1f1b"
         freed = kept_bytes - (self._sent(stage, micro_batches, chunks) if sends else 0.0)
         alive = np.cumsum(np.where(forward, kept_bytes, -freed)) + np.where(forward, 0.0, freed)
@@ -240,7 +240,7 @@ class StepCosts:
         late, early = (
             np.array([self.sent_bytes(stage, Slot("B", number, chunk)) for chunk in all_chunks]) for number in (last, 0)
         )
-        until = np.array([self.used_again(stage, chunk) for chunk in all_chunks])
+        until = np.array([self.reused_inputs(stage, chunk) for chunk in all_chunks])
         return np.asarray(np.where(micro_batches < until[chunks], early[chunks], late[chunks]))
 
     def _entering(self, part: int) -> float:
@@ -301,10 +301,10 @@ class StepTimeline:
         alive, curve = 0.0, [(0.0, base)]
         for placed in self.by_stage[stage]:
             part = self.costs.part(stage, placed.slot.chunk)
-            alive += part.kept_bytes if placed.slot.kind == "F" else 0.0
+            alive += part.saved_bytes if placed.slot.kind == "F" else 0.0
             curve.append((placed.start_seconds, base + alive + part.working_bytes))
             if placed.slot.kind == "B":
-                alive -= part.kept_bytes - self.costs.sent_bytes(stage, placed.slot)
+                alive -= part.saved_bytes - self.costs.sent_bytes(stage, placed.slot)
             curve.append((placed.end_seconds, base + alive))
         return tuple(curve)
 

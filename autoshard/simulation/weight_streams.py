@@ -23,7 +23,7 @@ class WeightStreams:
         self.program, self.schedule, self.pricer, self.among = program, schedule, pricer, among
         self.adds = program.step.zero == 1 and (among or program.step.micro_batches > 1)
         self.bucket_of = {position: bucket for bucket in program.weight_buckets for position in bucket.gathers}
-        self.again = {step for steps in pricer.again.values() for step in steps}
+        self.regathers = {step for steps in pricer.regathers.values() for step in steps}
         self.sent: dict[tuple[WeightBucket, Phase], tuple[int, ...]] = {}
         self.used: set[tuple[WeightBucket, Phase]] = set()
         self.scattering: tuple[int, ...] = ()
@@ -38,9 +38,9 @@ class WeightStreams:
             self._take(index, "forward")
         return True
 
-    def gather_again(self, index: int) -> None:
+    def regather(self, index: int) -> None:
         """Gather the bucketed weights that the backward of an instruction needs; nothing for those that stay whole."""
-        for step in self.pricer.again.get(index, ()):
+        for step in self.pricer.regathers.get(index, ()):
             if step in self.bucket_of and not self.bucket_of[step].retained:
                 self._take(step, "backward")
 
@@ -86,7 +86,7 @@ class WeightStreams:
     def _wanted(self, bucket: WeightBucket, phase: Phase) -> list[int]:
         if phase == "forward":
             return [*bucket.gathers]
-        return [] if bucket.retained else [position for position in bucket.gathers if position in self.again]
+        return [] if bucket.retained else [position for position in bucket.gathers if position in self.regathers]
 
     def _start(self, bucket: WeightBucket, phase: Phase) -> None:
         if (bucket, phase) in self.sent:

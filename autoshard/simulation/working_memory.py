@@ -49,9 +49,9 @@ def working(program: Program, graph: Graph, stored: Storage) -> list[Temporary]:
             temporaries.append(Temporary())
         else:
             scratch = _operator(program, graph, instruction)
-            gathering = _gathering(program, instruction, [s for s in stored.again.get(index, ()) if s not in together])
+            gather = _gathering(program, instruction, [s for s in stored.regathers.get(index, ()) if s not in together])
             also = _reducing(program, instruction, early[index]) if index in early else 0.0
-            temporaries.append(Temporary(scratch.forward, max(scratch.backward, gathering) + also))
+            temporaries.append(Temporary(scratch.forward, max(scratch.backward, gather) + also))
     return temporaries
 
 

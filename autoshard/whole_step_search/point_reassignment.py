@@ -93,7 +93,7 @@ def _peak(
             held_bytes = held_bytes + count * float(of.fronts[problem.kinds[block]].front.kept_bytes[point])
             most = np.maximum(most, np.where(count > 0, held_bytes + of.working_bytes(block, point), 0.0))
         fronts = ((of.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
-        handed = costs.part(stage, chunk).kept_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
+        handed = costs.part(stage, chunk).saved_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
         kept_bytes[:, chunk], working[:, chunk] = held_bytes + handed, np.maximum(most - held_bytes, 0.0)
     moments = fullest_moments(costs.schedule, stage, len(costs.stages), costs.micro_batches, costs.chunks)
     fullest = moments.fullest(kept_bytes, working, *costs.left_behind(stage))

@@ -427,9 +427,9 @@ class StepProblem(Derives):
             return costs
         entering = self.of_stage(part.stage).costs[self.kinds[part.first]]
         received = entering.received_bytes
-        kept_bytes = costs.kept_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
+        kept_bytes = costs.saved_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
         return replace(
-            costs, kept_bytes=kept_bytes, received_bytes=received, receive_seconds=self.received_seconds(part.first)
+            costs, saved_bytes=kept_bytes, received_bytes=received, receive_seconds=self.received_seconds(part.first)
         )
 
 

@@ -182,8 +182,8 @@ def test_layers_that_are_not_built_take_what_others_do() -> None:
     run = run_of(1, 1, 1, 4, "none", 0, "fp32", False)
     model = Transformer(12, HIDDEN, HEADS, SEQUENCE, 2000)
     none, some, full = (package_costs(model, run, [{"all": 12 - count, "input": count}], A100) for count in (0, 6, 12))
-    middle = (none.parts[0].kept_bytes + full.parts[0].kept_bytes) / 2
-    assert some.parts[0].kept_bytes == pytest.approx(middle)
+    middle = (none.parts[0].saved_bytes + full.parts[0].saved_bytes) / 2
+    assert some.parts[0].saved_bytes == pytest.approx(middle)
     assert none.parts[0].backward_seconds < some.parts[0].backward_seconds < full.parts[0].backward_seconds
 
 
@@ -221,7 +221,7 @@ def test_the_search_finds_what_its_blocks_say_is_best() -> None:
     assert result.others_seconds <= result.best[0].step_seconds * 1.01
     first = result.best[0]
     assert first.run.devices == 4 and first.run.micro_batch == 2 and first.memory.fits(A100)
-    assert not first.again and estimate(model, first.run, A100).step_seconds == pytest.approx(first.step_seconds)
+    assert not first.recomputed and estimate(model, first.run, A100).step_seconds == pytest.approx(first.step_seconds)
 
 
 SIZES = [(4, 128, 4, 256, 1000), (6, 512, 8, 512, 8000), (8, 1024, 16, 512, 20000)]  # layers, hidden, heads, sequence

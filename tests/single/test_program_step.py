@@ -140,12 +140,12 @@ def test_a_block_that_keeps_less_computes_again(keep: str) -> None:
     everything = costs(plan).parts[0]
     policies = tuple(BlockPolicy(f"transformer.h.{n}", keep) for n in range(4))
     less = costs(replace(plan, step=replace(plan.step, recompute=policies))).parts[0]
-    assert less.kept_bytes < everything.kept_bytes and less.forward_seconds == everything.forward_seconds
+    assert less.saved_bytes < everything.saved_bytes and less.forward_seconds == everything.forward_seconds
     extra = less.backward_seconds - everything.backward_seconds
     assert 0 < extra <= everything.forward_seconds
     if keep == "input":
         assert extra > 0.5 * everything.forward_seconds  # all but the embedding and the head
-        assert less.kept_bytes < 0.5 * everything.kept_bytes
+        assert less.saved_bytes < 0.5 * everything.saved_bytes
 
 
 def test_a_stage_has_its_output_until_its_backward() -> None:
@@ -154,4 +154,4 @@ def test_a_stage_has_its_output_until_its_backward() -> None:
     parts = costs(plan).parts
     assert all(part.received_bytes > 0 for part in parts[1:])
     for part, after in itertools.pairwise(parts):
-        assert part.kept_bytes >= after.received_bytes
+        assert part.saved_bytes >= after.received_bytes

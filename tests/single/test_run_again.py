@@ -200,6 +200,6 @@ def test_bytes_between_forward_and_backward_are_those_predicted() -> None:
     for keep in ("expensive", SOME, "some: attention attn"):
         plan = planned("dp=1", False, StepPlan(recompute=tuple(BlockPolicy(path, keep) for path in blocks)))
         costs = step_costs(plan, lower(plan, captured()), captured(), load_hardware("a100-80g-sxm")).parts[0]
-        pairs.append((alive_after_forward(plan), costs.kept_bytes))
+        pairs.append((alive_after_forward(plan), costs.saved_bytes))
     assert pairs[0][1] > pairs[1][1] > pairs[2][1]
     assert [pair[0] - pairs[2][0] for pair in pairs] == [pair[1] - pairs[2][1] for pair in pairs]

@@ -32,8 +32,8 @@ def test_the_step_of_equal_stages_is_the_closed_form(schedule: str, chunks: int)
 
 def test_a_hand_made_step_of_two_stages() -> None:
     """F0 (1 s and 0.5 to send), F0 on stage 1 from 1.5; backward there 2.5 to 4.5 and 0.5 to send; tails after."""
-    first = PartCosts(1.0, 2.0, kept_bytes=10.0, working_bytes=3.0)
-    second = PartCosts(1.0, 2.0, kept_bytes=20.0, received_bytes=4.0, receive_seconds=0.5)
+    first = PartCosts(1.0, 2.0, saved_bytes=10.0, working_bytes=3.0)
+    second = PartCosts(1.0, 2.0, saved_bytes=20.0, received_bytes=4.0, receive_seconds=0.5)
     tails = (StageCosts(100.0, (("reduce", 1.0), ("optimizer", 0.25))), StageCosts(50.0))
     timeline = simulate_step(StepCosts("1f1b", 1, (first, second), tails))
     assert [(p.stage, p.slot.kind, p.start_seconds, p.end_seconds) for p in timeline.placed] == [
@@ -46,7 +46,7 @@ def test_a_hand_made_step_of_two_stages() -> None:
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 3)])
 def test_a_stage_holds_what_its_schedule_has_in_flight(schedule: str, chunks: int) -> None:
-    timeline = simulate_step(costs(schedule, 4, 12, chunks, kept_bytes=1.0, received_bytes=1e-3))
+    timeline = simulate_step(costs(schedule, 4, 12, chunks, saved_bytes=1.0, received_bytes=1e-3))
     for stage, peak in enumerate(timeline.peak_bytes):
         order = SCHEDULES[schedule](stage, 4, 12, chunks)
         received = sum(most_in_flight(order, chunk) for chunk in range(chunks) if (chunk, stage) != (0, 0))
@@ -63,7 +63,7 @@ def segment(seconds: float) -> Segment:
 
 
 def test_the_trace_and_the_picture_show_every_stage() -> None:
-    part = PartCosts(1e-3, 2e-3, kept_bytes=1e9)
+    part = PartCosts(1e-3, 2e-3, saved_bytes=1e9)
     stages = (StageCosts(1e9, (("optimizer", 5e-3),)),) * 3
     timeline = simulate_step(StepCosts("1f1b", 6, (part,) * 3, stages))
     forward, backward, update = (segment(seconds) for seconds in (1e-3, 2e-3, 5e-3))
@@ -85,7 +85,7 @@ def test_the_trace_and_the_picture_show_every_stage() -> None:
 
 def test_a_thousand_devices_are_as_quick_as_their_slots() -> None:
     """64 stages of 16 devices, 512 micro-batches: every slot once; its picture joins what is too narrow to see."""
-    timeline = simulate_step(costs("1f1b", 64, 512, 1, kept_bytes=1.0))
+    timeline = simulate_step(costs("1f1b", 64, 512, 1, saved_bytes=1.0))
     assert len(timeline.placed) == 2 * 64 * 512
     assert timeline.step_seconds == pytest.approx((512 + 63) * 3)
     np.testing.assert_allclose(timeline.peak_bytes, [64 - stage for stage in range(64)])

@@ -47,7 +47,7 @@ def package_estimate(model: Transformer, run: TrainingRun, parts: Sequence[Layer
         parameters=parameter_count(model),
         flops=model_flops(model, run),
         band=step_band(model, run, seconds[-2:], hardware),
-        again=_mixed(parts),
+        recomputed=_mixed(parts),
     )
 
 

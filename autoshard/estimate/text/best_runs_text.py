@@ -73,13 +73,13 @@ def _cells(estimate: Estimate, hardware: Hardware) -> dict[str, str]:
 
 
 def _recompute_words(estimate: Estimate) -> str:
-    return "mixed" if estimate.again else estimate.run.recompute
+    return "mixed" if estimate.recomputed else estimate.run.recompute
 
 
 def _first(estimate: Estimate) -> list[str]:
     """Number of layers of the first row by what they recompute, if they differ, and the number in each part."""
-    counts = ", ".join(f"{word} of {count}" for word, count in estimate.again)
-    recomputed = [f"layers of the first recomputed: {counts}"] if estimate.again else []
+    counts = ", ".join(f"{word} of {count}" for word, count in estimate.recomputed)
+    recomputed = [f"layers of the first recomputed: {counts}"] if estimate.recomputed else []
     uneven = ", ".join(map(str, estimate.run.stage_layers))
     return [*recomputed, *([f"layers of its parts: {uneven}"] if uneven else [])]
 

@@ -68,7 +68,7 @@ def _experts(step: Estimate) -> list[str]:
     shared = f", {model.shared_experts} more for every token" if model.shared_experts else ""
     uneven = f", the fullest device with {model.imbalance:g} times the average" if model.imbalance != 1 else ""
     return [
-        f"{model.experts} experts of {model.own_expert_hidden}, {model.own_top_k} a token{shared}{uneven}; "
+        f"{model.experts} experts of {model.expert_width}, {model.active_experts} a token{shared}{uneven}; "
         f"a token passes {used_parameters(model) / 1e9:.4g} billion parameters"
     ]
 
@@ -133,7 +133,7 @@ def as_dict(step: Estimate, hardware: Hardware) -> dict[str, Any]:
         "flops_per_device": step.flops_per_device,
         "memory_bytes": asdict(step.memory) | {"peak": step.memory.peak},
         "reserved_bytes": _reserved_bytes(step, hardware),
-        "layers_computed_again": dict(step.again) or {step.run.recompute: step.model.layers},
+        "layers_computed_again": dict(step.recomputed) or {step.run.recompute: step.model.layers},
         "fits": step.memory.fits(hardware),
     }
 

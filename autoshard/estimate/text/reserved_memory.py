@@ -102,7 +102,7 @@ class _UnrolledStep:
             alive = [s for s in spans if s.start < self.count <= s.last]
             yield from self._cached({span.held.name for span in alive})
         for span in spans:
-            if self._is_made(span):
+            if self._is_transient(span):
                 for origin, gone in self._copies(span):
                     yield from self._lives_of(span, origin, gone)
 
@@ -114,7 +114,7 @@ class _UnrolledStep:
                 at = self.at(step, copy)
                 yield from ((at, 2 * self.forward - 1 - at, float(sizes[name])) for name in sizes if name not in alive)
 
-    def _is_made(self, span: Span) -> bool:
+    def _is_transient(self, span: Span) -> bool:
         """Does the span come and go with a micro-batch? Gradients of parameters are in `_weights`."""
         if span.held.kind == WORKING:
             return not self.model.fused_loss
@@ -138,11 +138,11 @@ class _UnrolledStep:
             pieces = self._pieces(span)
             yield from [(first, last, size / pieces)] * pieces
         elif span.start < self.count <= span.last:
-            yield from self._kept(span, origin, (first, last, size))
+            yield from self._saved_lives(span, origin, (first, last, size))
         else:
             yield first, last, size
 
-    def _kept(self, span: Span, origin: int, whole: Life) -> Iterator[Life]:
+    def _saved_lives(self, span: Span, origin: int, whole: Life) -> Iterator[Life]:
         """Lives of a value kept for backward: all the time, recomputed there, or as a shard in between."""
         first, last, size = whole
         end = self._recomputed(span.start)

@@ -33,14 +33,14 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 @dataclass(frozen=True)
 class MemoryLowerBound:
     """Every program of a formulation holds `bytes` in the `phase` (forward or backward) of `op`, or where the optimizer
-    begins: `stored` in parameters and their optimizer states, inputs and buffers; `kept` for backward by earlier
+    begins: `stored` in parameters and their optimizer states, inputs and buffers; `saved` for backward by earlier
     operators; the rest belongs to the moment itself."""
 
     bytes: float
     phase: str
     op: str
     stored: float
-    kept: float = 0.0
+    saved: float = 0.0
 
     @property
     def moment(self) -> str:
@@ -63,9 +63,9 @@ def floors(formulation: Formulation) -> Iterator[MemoryLowerBound]:
     before = 0.0
     for moment in OperatorBytes(formulation.graph, formulation.mesh, strategies, parts.parameters).moments():
         for phase, beside in ((FORWARD, moment.forward), (BACKWARD, moment.backward)):
-            size = parts.lasting + before + float((moment.kept + beside).min())
+            size = parts.lasting + before + float((moment.saved + beside).min())
             yield MemoryLowerBound(size, phase, moment.op, parts.lasting, before)
-        before += float(moment.kept.min())
+        before += float(moment.saved.min())
     everything = parts.lasting + parts.gradients
     yield MemoryLowerBound(everything, OPTIMIZER, "", everything)
 

@@ -22,7 +22,7 @@ class OperatorMoments:
     forward, and at its backward."""
 
     op: str
-    kept: Floats
+    saved: Floats
     forward: Floats
     backward: Floats
 
@@ -33,10 +33,10 @@ class _TensorPlace:
 
     tensor: str
     position: int
-    made: bool  # a result
+    is_result: bool  # a result
 
     def least(self, storage: ViewStorage, strategy: Strategy) -> float:
-        layout = (strategy.results if self.made else strategy.operands)[self.position]
+        layout = (strategy.results if self.is_result else strategy.operands)[self.position]
         assert layout is not None, f"{self.tensor}: no layout"
         return storage.least(self.tensor, layout)
 
@@ -60,13 +60,13 @@ class OperatorBytes:
     ) -> None:
         self.graph, self.mesh, self.strategies, self.stored = graph, mesh, strategies, stored
         self.storage = ViewStorage(graph, mesh, strategies)
-        self.made_again = {self.storage.root[name] for name in graph.weights}  # by the backward that needs it
+        self.regathered = {self.storage.root[name] for name in graph.weights}  # by the backward that needs it
         self.keeper = self._keepers()
 
     def moments(self) -> Iterator[OperatorMoments]:
         """Moments of each operator, in order."""
         for index, op in enumerate(self.graph.ops):
-            places = list(self._kept(op, index))
+            places = list(self._saved(op, index))
             beside, gradients = list(self._beside(op, index)), list(self._gradients(op))
             rows = [self._bytes(op, strategy, places, beside, gradients) for strategy in self.strategies[op.name]]
             kept_, forward, backward = np.array(rows, dtype=float).T
@@ -82,19 +82,19 @@ class OperatorBytes:
         for index, op in enumerate(self.graph.ops if self.graph.loss else ()):
             without = self._without(op)
             for place in _places(op, op.saved.operands, op.saved.results):
-                keepers = perhaps if not place.made and place.position in without else sure
+                keepers = perhaps if not place.is_result and place.position in without else sure
                 keepers.setdefault(self.storage.root[place.tensor], (index, place))
-        fixed = self.storage.lasting | self.made_again
+        fixed = self.storage.lasting | self.regathered
         return {root: where for root, where in (perhaps | sure).items() if root not in fixed}
 
     def _without(self, op: Op) -> frozenset[int]:
         """Operands that the operator does not keep under some strategy."""
         operands: set[int] = set()
         for strategy in self.strategies[op.name]:
-            operands.update(self._kept_otherwise(op, strategy)[0])
+            operands.update(self._saved_otherwise(op, strategy)[0])
         return frozenset(operands)
 
-    def _kept(self, op: Op, index: int) -> Iterator[_TensorPlace]:
+    def _saved(self, op: Op, index: int) -> Iterator[_TensorPlace]:
         """Places that count as kept by this operator."""
         keepers = (self.keeper.get(self.storage.root[place.tensor]) for place in _every(op))
         yield from dict.fromkeys(keeper[1] for keeper in keepers if keeper is not None and keeper[0] == index)
@@ -103,7 +103,7 @@ class OperatorBytes:
         """Operands and results not counted as kept by this or an earlier operator; for parameters see `_bytes`."""
         for root, place in self._once(op):
             later = self.keeper[root][0] > index if root in self.keeper else root not in self.storage.lasting
-            if later or (place.tensor in self.stored and not place.made):
+            if later or (place.tensor in self.stored and not place.is_result):
                 yield place
 
     def _gradients(self, op: Op) -> Iterator[_TensorPlace]:
@@ -134,15 +134,15 @@ class OperatorBytes:
         if strategy.host:
             return 0.0, 0.0, 0.0
         locals_ = local_tensors(self.graph, op, strategy, self.mesh)
-        without, extra = self._kept_otherwise(op, strategy)
+        without, extra = self._saved_otherwise(op, strategy)
         held = temporary(self.mesh, op, strategy.variant, locals_[0], strategy.operands, locals_[1])
-        sizes = [place.least(self.storage, strategy) for place in places if place.made or place.position not in without]
+        sizes = [one.least(self.storage, strategy) for one in places if one.is_result or one.position not in without]
         read = [place.least(self.storage, strategy) - self.stored.get(place.tensor, 0.0) for place in beside]
         own_gradients = [place.least(self.storage, strategy) for place in gradients]
         forward, backward = held.forward + sum(max(0.0, size) for size in read), held.backward + sum(own_gradients)
         return sum(sizes) + extra, forward, backward if gradients else 0.0
 
-    def _kept_otherwise(self, op: Op, strategy: Strategy) -> tuple[tuple[int, ...], float]:
+    def _saved_otherwise(self, op: Op, strategy: Strategy) -> tuple[tuple[int, ...], float]:
         """Operands that are not kept, and the bytes that are kept in addition to values."""
         if strategy.host or self.graph.loss is None:
             return tuple(range(len(op.operands))), 0.0

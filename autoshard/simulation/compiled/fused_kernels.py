@@ -78,7 +78,7 @@ class _Kernel:
             self.steps.append(step)
         self.maker = {self.root[name]: step for step in self.steps for name in step.results}
         names = (name for step in self.steps for name in step.operands if name is not None)
-        self.given = {self.root[name]: name for name in names if self.root[name] not in self.maker}
+        self.inputs = {self.root[name]: name for name in names if self.root[name] not in self.maker}
         readers = kernels.readers
         self.stored = [n for n in self.maker if n in self._outputs or {*readers.get(n, ())} - {number}]
 
@@ -94,18 +94,18 @@ class _Kernel:
         return any(record(step.target).bandwidth in REDUCTIONS for step in self.steps) or any(sums)
 
     def forward_bytes(self) -> float:
-        return float(sum(map(self._bytes, (*self.given.values(), *self.stored))))
+        return float(sum(map(self._bytes, (*self.inputs.values(), *self.stored))))
 
     def backward_bytes(self) -> tuple[float, ...]:
         """Bytes of each backward kernel: of inputs read whole, and of broadcast inputs."""
         arriving = [name for name in self.stored if self._differentiable(name)]
-        inputs = [name for name in self.given if self._differentiable(name)]
+        inputs = [name for name in self.inputs if self._differentiable(name)]
         if not arriving or not inputs:
             return ()
         incoming = sum(self._parts_of(name) * self._bytes(name) for name in arriving)
         saved = sum(self._bytes(name) for name in self._needed())
         widest = max(elements(self.program, step) for step in self.steps)
-        whole = [name for name in inputs if self._numel(self.given[name]) == widest]
+        whole = [name for name in inputs if self._numel(self.inputs[name]) == widest]
         passes: list[float] = []
         if written := self._written(whole):
             others = sum(self._others(name) * self._bytes(name) for name in whole)
@@ -115,7 +115,7 @@ class _Kernel:
         return tuple(passes)
 
     def _differentiable(self, name: str) -> bool:
-        return self.program.largest[self.given.get(name, name)].requires_grad
+        return self.program.largest[self.inputs.get(name, name)].requires_grad
 
     def _bytes(self, name: str) -> int:
         return self.program.largest[name].bytes
@@ -143,7 +143,7 @@ class _Kernel:
             if name in self.maker and name not in self.stored:
                 waiting += [self.root[n] for n in self.maker[name].operands if n is not None]
             else:
-                needed.add(self.given.get(name, name))
+                needed.add(self.inputs.get(name, name))
         return needed
 
     def _written(self, whole: list[str]) -> int:
@@ -159,9 +159,9 @@ class _Kernel:
     def _gradient(self, name: str) -> str:
         """The value whose gradient is the same tensor: an addition hands on that of its sum."""
         inner = self._inner(name)
-        arrives = name in self.stored or (name in self.given and self._others(name) > 0)
+        arrives = name in self.stored or (name in self.inputs and self._others(name) > 0)
         if arrives or len(inner) != 1 or inner[0].target != "aten.add":
             return name
         result = inner[0].results[0]
-        same = self._numel(self.given.get(name, name)) == self._numel(result)
+        same = self._numel(self.inputs.get(name, name)) == self._numel(result)
         return self._gradient(self.root[result]) if same else name

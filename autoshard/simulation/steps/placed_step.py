@@ -88,9 +88,9 @@ class PlacedCosts(StepCosts):
         alive = most = 0.0
         for slot in self.order(stage):
             part = self.part(stage, slot.chunk)
-            alive += part.kept_bytes * (slot.kind == "F")
+            alive += part.saved_bytes * (slot.kind == "F")
             most = max(most, alive + part.working_bytes)
-            alive -= part.kept_bytes * (slot.kind == "B")
+            alive -= part.saved_bytes * (slot.kind == "B")
         return self.stages[stage].static_bytes + most
 
 

@@ -106,7 +106,7 @@ def _step_costs(measured: MeasuredProgram, step: StepPlan) -> StepCosts:
     parts = tuple(
         replace(
             part,
-            kept_bytes=part.kept_bytes + measured.received_bytes[number],
+            saved_bytes=part.saved_bytes + measured.received_bytes[number],
             working_bytes=part.working_bytes + _further_gradients(measured.messages, number),
             receive_seconds=0.0,
         )
@@ -355,7 +355,7 @@ class _MeasuredPart:
         self.update_seconds = _update_seconds(once, self.count)
 
     @cached_property
-    def _kept(self) -> list[Span]:
+    def _saved(self) -> list[Span]:
         """Spans that are alive between forward and backward."""
         turn = self.count - 1
         return [
@@ -367,7 +367,7 @@ class _MeasuredPart:
     @property
     def _handed_on(self) -> float:
         """Bytes of outputs that nothing of the backward keeps: the schedule has them until then."""
-        known = {span.held.name for span in self._kept} | {*self.handed}
+        known = {span.held.name for span in self._saved} | {*self.handed}
         outputs = () if self.part.loss else self.part.outputs
         return sum(local_bytes(self.part.value(name), self.part.mesh) for name in outputs if name not in known)
 
@@ -382,8 +382,8 @@ class _MeasuredPart:
         )
 
     def costs(self, policies: Iterable[BlockPolicy]) -> PartCosts:
-        blocks = [self._again(policy) for policy in policies if policy.keep != "all"]
-        kept_bytes = sum(span.held.bytes for span in self._kept) - sum(block.bytes for block in blocks)
+        blocks = [self._recomputation(policy) for policy in policies if policy.keep != "all"]
+        kept_bytes = sum(span.held.bytes for span in self._saved) - sum(block.bytes for block in blocks)
         received = sum(local_bytes(self.part.value(name), self.part.mesh) for name in self.handed)
         return PartCosts(
             self.forward_seconds,
@@ -427,7 +427,7 @@ class _MeasuredPart:
     def _recomputed(self, policy: BlockPolicy) -> tuple[int, Segment]:
         """Step of the backward at which a block's instructions are recomputed, and what their forwards did."""
         starts, runs = self.timeline.starts, list[list[int]]()
-        for i in sorted(self._run_again(policy)[0]):
+        for i in sorted(self._rerun(policy)[0]):
             if runs and runs[-1][-1] + 1 == i:
                 runs[-1].append(i)
             else:
@@ -448,16 +448,16 @@ class _MeasuredPart:
             spans += [replace(span, start=begins) for span in block.dropped]
         return levels(spans, len(self.memory.bytes))
 
-    def _again(self, policy: BlockPolicy) -> _Recomputed:
+    def _recomputation(self, policy: BlockPolicy) -> _Recomputed:
         """A block at `policy.module`."""
         inside = {*called_in(self.part, policy.module)}
         outside = {
             name for i, step in enumerate(self.part.instructions) if i not in inside for name in reads_of(step) if name
         } | {*self.part.outputs}
-        run, dear = self._run_again(policy)
+        run, dear = self._rerun(policy)
         starts = self.timeline.starts
         seconds = math.fsum(starts[i + 1] - starts[i] for i in run)  # what the host takes, too
-        dropped = [span for span in self._kept if span.start in inside - dear and span.held.name not in outside]
+        dropped = [span for span in self._saved if span.start in inside - dear and span.held.name not in outside]
         saved = [
             span
             for span in self.memory.spans
@@ -465,7 +465,7 @@ class _MeasuredPart:
         ]
         return _Recomputed(seconds, tuple(dropped), tuple(saved), max(inside, default=0))
 
-    def _run_again(self, policy: BlockPolicy) -> tuple[list[int], set[int]]:
+    def _rerun(self, policy: BlockPolicy) -> tuple[list[int], set[int]]:
         """Instructions that backward recomputes in a block, and those whose results it finds."""
         inside = {*called_in(self.part, policy.module)}
         ways = self.part.once(weight_ways)
