@@ -122,9 +122,9 @@ def _auto(state: Incumbent, options: Options) -> None:
     exact = _exact_soon(state, options)
     if exact and state.closed:
         return
-    shares = options.kept.get("shares")
+    shares = options.cache.get("shares")
     if not isinstance(shares, ReaderShares) or structure(shares.problem) != structure(problem):
-        shares = options.kept["shares"] = ReaderShares(problem)
+        shares = options.cache["shares"] = ReaderShares(problem)
     given_time = math.isfinite(options.clock.limit_seconds) and math.isinf(problem.capacity_bytes)
     loose = LOOSE if given_time else ROUGHLY
     settled = not exact and bool(attempt(_limited_soon, state, shares, options, loose))

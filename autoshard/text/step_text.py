@@ -93,7 +93,7 @@ def certainty(joint: JointResult) -> list[str]:
     """Sentences with the gap, and what it refers to."""
     if joint.level == RATIO:
         return [
-            f"gap {joint.gap:.2%} (cost model of blocks): {format_seconds(joint.best.rest_seconds)} of communication, "
+            f"gap {joint.gap:.2%} (cost model of blocks): {format_seconds(joint.best.overhead)} of communication, "
             "recomputation and replicated computation per step, mean over devices; lower bound for all plans searched: "
             f"{format_seconds(joint.bound)}. Pipeline bubbles do not count, and nothing is proved of the "
             "step's time",
@@ -166,7 +166,7 @@ def why_not(step: SolvedStep, best: SolvedStep, level: int = SPEED, room_bytes: 
     if step.program_bytes and not fits(step.program_bytes, room_bytes):
         return "too large"
     if level == RATIO:
-        more = step.rest_seconds / best.rest_seconds - 1 if best.rest_seconds else 0.0
+        more = step.overhead / best.overhead - 1 if best.overhead else 0.0
         return f"{more:.1%} more communication and replicated work" if more > 0 else "not better"
     if level == MEMORY:
         both = step.program_bytes and best.program_bytes
@@ -193,7 +193,7 @@ def as_dict(result: JointResult, wanted: SearchRequest) -> dict[str, Any]:
 
 def _bounds(result: JointResult) -> dict[str, Any]:
     if result.level == RATIO:
-        overhead, bound = result.best.rest_seconds, result.bound
+        overhead, bound = result.best.overhead, result.bound
         return {"rest_seconds": overhead, "bound_rest_seconds": bound, "gap": result.gap}
     if result.level == MEMORY:
         return {"peak_bytes": result.best.peak_bytes, "bound_bytes": result.bound, "gap": result.gap}

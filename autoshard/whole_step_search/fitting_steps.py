@@ -98,7 +98,7 @@ def _running(problem: StepProblem, fronts: Sequence[Front]) -> tuple[list[Runnin
         front = fronts[kind]
         working = np.array([problem.working_bytes(block, point) for point in range(front.points)])
         seconds = front.seconds + front.tail_seconds / problem.choice.micro_batches
-        blocks.append(RunningBlock(seconds, front.kept_bytes, working + grad_bytes))
+        blocks.append(RunningBlock(seconds, front.saved_bytes, working + grad_bytes))
         grad_bytes -= fresh[block]
     always = sum(problem.always_bytes(block) for block in range(len(problem.kinds)))
     return blocks, always + float(np.max(problem.withheld_bytes))

@@ -29,11 +29,11 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, eq=False)
 class SplitCosts:
-    """Split of the short graph and the costs of its blocks: by block of it (`made`) and by kind of the whole line."""
+    """Split of the short graph and the costs of its blocks: `by_block` of it and by kind of the whole line."""
 
     micro_batch: int
     split: BlockSplit
-    made: tuple[BlockCosts, ...]
+    by_block: tuple[BlockCosts, ...]
     costs: tuple[BlockCosts, ...]
 
 
@@ -45,9 +45,9 @@ class FrontStore:
     line: BlockLine
     hardware: Hardware
     pins: StepPins = field(default_factory=StepPins)
-    asked: SplitRequest = field(default_factory=SplitRequest)
-    made: dict[tuple[Inner, int, Left], tuple[SplitCosts, ...]] = field(default_factory=dict)
-    sharded_made: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
+    request: SplitRequest = field(default_factory=SplitRequest)
+    computed: dict[tuple[Inner, int, Left], tuple[SplitCosts, ...]] = field(default_factory=dict)
+    by_split: dict[SplitCosts, tuple[ShardedCosts, ...]] = field(default_factory=dict)
     measured: dict[tuple[object, ...], tuple[SplitCosts, tuple[ShardedCosts, ...]]] = field(default_factory=dict)
     carried: dict[int, ShortGraph] = field(default_factory=dict)
     ideal: dict[int, float] = field(default_factory=dict)
@@ -69,10 +69,10 @@ class FrontStore:
 
     def costs(self, inner: Inner, micro_batch: int, left: Left = NOTHING_SAID) -> tuple[SplitCosts, ...]:
         key = inner, micro_batch, left
-        if key not in self.made:
+        if key not in self.computed:
             self.tell(f"splitting blocks over {Mesh(inner)}, micro-batches of {micro_batch}")
-            self.made[key] = self._kept(key, Mesh(((REPLICAS, 2), *inner)), lambda: self._costs(*key))
-        return self.made[key]
+            self.computed[key] = self._unless_refused(key, Mesh(((REPLICAS, 2), *inner)), lambda: self._costs(*key))
+        return self.computed[key]
 
     def example(self, error: PinRefused) -> PinRefused:
         """First refusal of the same pin."""
@@ -82,17 +82,17 @@ class FrontStore:
         short = self._of(micro_batch)
         distinct: list[SplitCosts] = []
         every = (self.hardware, *dict.fromkeys(kind.hardware for kind in self.hardware.kinds))
-        splits = (split for known in every for split in block_splits(short.graph, Mesh(inner), known, left, self.asked))
+        splits = (split for kind in every for split in block_splits(short.graph, Mesh(inner), kind, left, self.request))
         for split in splits:
             costs = block_costs(short, split, self.hardware)
-            if all(costs != other.made for other in distinct):
+            if all(costs != other.by_block for other in distinct):
                 distinct.append(SplitCosts(micro_batch, split, costs, by_kind(short, costs)))
         return tuple(distinct)
 
     def of_kind(self, hardware: Hardware) -> FrontStore:
         """Store for one kind of the cluster's devices, for splits that are known here."""
         if hardware not in self.by_kind:
-            store = FrontStore(self.line, hardware, self.pins, self.asked, replicas=self.replicas, tell=self.tell)
+            store = FrontStore(self.line, hardware, self.pins, self.request, replicas=self.replicas, tell=self.tell)
             self.by_kind[hardware] = store
         return self.by_kind[hardware]
 
@@ -114,12 +114,12 @@ class FrontStore:
             graph = self._of(samples).graph
             batch = self._batch if replicas > 1 else {}
             mesh, sharded = Mesh(((REPLICAS, replicas), *inner)), choice.zero > 0
-            small = PlanningContext(graph, Mesh(inner), self.hardware, self.asked.all_to_all)
+            small = PlanningContext(graph, Mesh(inner), self.hardware, self.request.all_to_all)
             wide = replace(small, graph=self._of(replicas * samples).graph, mesh=mesh)
-            self.left[key] = self._kept(key, mesh, lambda: self.pins.left(small, wide, batch, sharded))
+            self.left[key] = self._unless_refused(key, mesh, lambda: self.pins.left(small, wide, batch, sharded))
         return self.left[key]
 
-    def _kept(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:
+    def _unless_refused(self, key: object, mesh: Mesh, make: Callable[[], Made]) -> Made:
         """Result of `make()`; if pins refuse it, the error is stored and raised again from then on."""
         if key in self.refused:
             raise self.refused[key]
@@ -165,18 +165,18 @@ class FrontStore:
     def sharded(self, costed: SplitCosts) -> tuple[ShardedCosts, ...]:
         """Costs of the split with weights sharded over replicas, by kind. The effect of shards is measured with the
         first micro-batch that is asked for: weights have no batch."""
-        if costed in self.sharded_made:
-            return self.sharded_made[costed]
+        if costed in self.by_split:
+            return self.by_split[costed]
         key = self._shards_key(costed)
         if key not in self.measured:
             wide = self._of(self.replicas * costed.micro_batch)
-            sharded = sharded_costs(wide, self.short.graph, costed.split, self.replicas, costed.made, self.hardware)
+            sharded = sharded_costs(wide, self.short.graph, costed.split, self.replicas, costed.by_block, self.hardware)
             self.measured[key] = costed, by_kind(wide, sharded)
         first, kind_costs = self.measured[key]
         if first is not costed:
             changes = zip(first.costs, kind_costs, costed.costs, strict=True)
             kind_costs = tuple(carried_over(before, after, whole) for before, after, whole in changes)
-        self.sharded_made[costed] = kind_costs
+        self.by_split[costed] = kind_costs
         return kind_costs
 
     def _shards_key(self, costed: SplitCosts) -> tuple[object, ...]:
@@ -191,14 +191,14 @@ class FrontStores:
 
     graph: Graph
     hardware: Hardware
-    made: dict[tuple[int, tuple[str, ...], SplitRequest], FrontStore] = field(default_factory=dict)
+    stores: dict[tuple[int, tuple[str, ...], SplitRequest], FrontStore] = field(default_factory=dict)
 
     def of(self, replicas: int, pins: StepPins, request: SplitRequest, tell: Callable[[str], None]) -> FrontStore:
         key = replicas, pins.texts, request
-        if key not in self.made:
+        if key not in self.stores:
             line = block_line(self.graph, pins.marks(self.graph))
-            self.made[key] = FrontStore(line, self.hardware, pins, request, replicas=replicas, tell=tell)
-        return self.made[key]
+            self.stores[key] = FrontStore(line, self.hardware, pins, request, replicas=replicas, tell=tell)
+        return self.stores[key]
 
 
 def by_kind(short: ShortGraph, costs: tuple[Own, ...]) -> tuple[Own, ...]:

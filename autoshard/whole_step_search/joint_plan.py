@@ -90,7 +90,7 @@ def _joint_plan(
     priced_plan = priced(without_torn(replace(plan, step=step), graph), graph, hardware)
     note = "searched together (stages, micro-batches, recomputation, ZeRO, mesh): "
     if joint.level == RATIO:
-        note += f"{format_seconds(best.rest_seconds)} of communication and replicated work per step, mean over devices "
+        note += f"{format_seconds(best.overhead)} of communication and replicated work per step, mean over devices "
         note += "(cost model of blocks, without pipeline bubbles)"
     elif joint.level == MEMORY:
         note += (
@@ -122,7 +122,7 @@ def _joint_plan(
 
 def _certified(plan: Plan, best: SolvedStep) -> Plan:
     """Plan without a proof for its micro-batch alone, as its split was chosen for the whole step."""
-    by_level = {RATIO: best.rest_seconds, MEMORY: plan.step_peak_bytes}
+    by_level = {RATIO: best.overhead, MEMORY: plan.step_peak_bytes}
     objective = by_level.get(plan.search.level, plan.predicted_seconds)
     return replace(plan, certificate=without_proof(plan.certificate, objective))
 
@@ -136,7 +136,7 @@ def confirmed(joint: JointResult, hardware: Hardware, origin: Origin) -> tuple[J
 
     def by_program(step: SolvedStep) -> tuple[float, float]:
         both = step.program_seconds, step.program_bytes
-        return {RATIO: (step.rest_seconds, step.program_seconds), MEMORY: both[::-1]}.get(joint.level, both)
+        return {RATIO: (step.overhead, step.program_seconds), MEMORY: both[::-1]}.get(joint.level, both)
 
     def fit(step: SolvedStep) -> bool:
         return fits(step.program_bytes, joint.room_bytes)

@@ -109,7 +109,7 @@ def joint_search(
         problems, later = [problem for group in later for problem in group.problems()], []
         _check_pins(store, problems)
     result = best_steps(OBJECTIVES[level], problems, line, log, count, tell, later, bounded)
-    return replace(result, fronts=len(store.made), pins=pins)
+    return replace(result, fronts=len(store.computed), pins=pins)
 
 
 def _of_kinds(
@@ -171,7 +171,7 @@ def _later(
 def _keeps(offered: tuple[str, ...], costs: BlockCosts) -> tuple[str, ...]:
     """Policies for a kind of block: those offered, with `KEEP_SOME` replaced by the ways found. Policies that keep
     collectives' results are left out of a block that has none."""
-    kept_bytes = dict(costs.kept_bytes)
+    kept_bytes = dict(costs.saved_bytes)
     some = [keep for keep in kept_bytes if keep.startswith(KEEP_SOME)]
     plain = {keep for keep in PLAIN if PLAIN[keep] in offered and kept_bytes[keep] == kept_bytes[PLAIN[keep]]}
     wanted = [keep for keep in offered if keep not in plain]

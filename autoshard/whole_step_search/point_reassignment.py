@@ -29,7 +29,7 @@ def reassigned_points(problem: StepProblem, plan: StagePlan) -> StagePlan | None
     run = problem.kinds[problem.stage_problem.run[0]]
     blocks = [[k for k in range(part.first, part.stop) if problem.kinds[k] == run] for part in plan.parts]
     front = problem.fronts[run].front
-    choice = undominated(front.seconds, front.kept_bytes)  # the leanest first
+    choice = undominated(front.seconds, front.saved_bytes)  # the leanest first
     apart = any(indices and indices[-1] - indices[0] >= len(indices) for indices in blocks)
     if problem.choice.stages == 1 or len(choice) < 2 or apart:
         return plan
@@ -90,10 +90,10 @@ def _peak(
     for chunk, (part, run) in enumerate(zip(parts, blocks, strict=True)):
         held_bytes, most = np.zeros(len(ways)), np.zeros(len(ways))
         for block, point, count in _in_row(plan, part, run, choice, ways[:, chunk]):
-            held_bytes = held_bytes + count * float(of.fronts[problem.kinds[block]].front.kept_bytes[point])
+            held_bytes = held_bytes + count * float(of.fronts[problem.kinds[block]].front.saved_bytes[point])
             most = np.maximum(most, np.where(count > 0, held_bytes + of.working_bytes(block, point), 0.0))
         fronts = ((of.fronts[problem.kinds[k]].front, plan.points[k]) for k in range(part.first, part.stop))
-        handed = costs.part(stage, chunk).saved_bytes - sum(float(front.kept_bytes[point]) for front, point in fronts)
+        handed = costs.part(stage, chunk).saved_bytes - sum(float(front.saved_bytes[point]) for front, point in fronts)
         kept_bytes[:, chunk], working[:, chunk] = held_bytes + handed, np.maximum(most - held_bytes, 0.0)
     moments = fullest_moments(costs.schedule, stage, len(costs.stages), costs.micro_batches, costs.chunks)
     fullest = moments.fullest(kept_bytes, working, *costs.left_behind(stage))

@@ -42,13 +42,13 @@ class SolvedStep:
         return fits(self.peak_bytes, self.problem.capacity_bytes)
 
     @cached_property
-    def rest_seconds(self) -> float:
+    def overhead(self) -> float:
         """Seconds of communication, recomputation and replicated computation."""
         return overhead_of(self.problem, self.plan)
 
     def value(self, level: int) -> float:
         """Value of the step that the level minimises."""
-        return {RATIO: lambda: self.rest_seconds, MEMORY: lambda: self.peak_bytes, SPEED: lambda: self.seconds}[level]()
+        return {RATIO: lambda: self.overhead, MEMORY: lambda: self.peak_bytes, SPEED: lambda: self.seconds}[level]()
 
 
 @dataclass(frozen=True, eq=False)

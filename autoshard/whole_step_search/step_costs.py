@@ -213,7 +213,7 @@ class StepProblem(Derives):
         problem, works = counted, self._works
         if problem.chunks == 1:
             return replace(problem, fronts=self._with_working(problem.fronts))
-        kept_bytes = [front.kept_bytes for front in problem.fronts]
+        kept_bytes = [front.saved_bytes for front in problem.fronts]
         working = of_dealt(self.kinds, problem.run, problem.stages, works, kept_bytes)
         return least_held(problem, self._values, working)
 
@@ -229,8 +229,8 @@ class StepProblem(Derives):
         for block, kind in enumerate(self.kinds):
             curve = self.fronts[kind]
             works = [self.working_bytes(block, point) for point in range(curve.front.points)]
-            most = max(most, kept_bytes + fresh + float((curve.front.kept_bytes + np.array(works)).min()))
-            kept_bytes += float(curve.front.kept_bytes.min())
+            most = max(most, kept_bytes + fresh + float((curve.front.saved_bytes + np.array(works)).min()))
+            kept_bytes += float(curve.front.saved_bytes.min())
             static += float(curve.front.static_bytes.min()) - curve.costs.held.gradient_bytes * zero
             static -= self.fresh_bytes(block)
             fresh -= self.fresh_bytes(block)
@@ -276,7 +276,7 @@ class StepProblem(Derives):
         """Fronts of one chunk plus the working bytes that a stage surely needs with a block of the kind on it. The
         line's last block is its stage's."""
         works, last = self._works, self.kinds[-1]
-        needed = of_every_part(self.kinds, works, [front.kept_bytes for front in fronts])
+        needed = of_every_part(self.kinds, works, [front.saved_bytes for front in fronts])
         working = [np.full(front.points, least) for front, least in zip(fronts, needed, strict=True)]
         if self.kinds.count(last) == 1:
             working[last] = np.maximum(working[last], works[last])
@@ -407,7 +407,7 @@ class StepProblem(Derives):
             curve, point = self.fronts[self.kinds[block]], plan.points[block]
             forward += float(curve.front.forward_seconds[point])
             backward += float(curve.front.backward_seconds[point])
-            retained += float(curve.front.kept_bytes[point])
+            retained += float(curve.front.saved_bytes[point])
             once += curve.first_seconds
             copies += curve.once_copy_seconds
             gathered += curve.gather_seconds
@@ -427,7 +427,7 @@ class StepProblem(Derives):
             return costs
         entering = self.of_stage(part.stage).costs[self.kinds[part.first]]
         received = entering.received_bytes
-        kept_bytes = costs.saved_bytes - min(received, dict(entering.kept_bytes)["input"])  # it has a buffer
+        kept_bytes = costs.saved_bytes - min(received, dict(entering.saved_bytes)["input"])  # it has a buffer
         return replace(
             costs, saved_bytes=kept_bytes, received_bytes=received, receive_seconds=self.received_seconds(part.first)
         )

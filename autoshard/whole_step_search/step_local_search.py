@@ -117,7 +117,7 @@ def _dealt(problem: StepProblem, plan: StagePlan) -> list[StagePlan]:
 
 def _by_bytes(problem: StepProblem) -> list[list[int]]:
     """Points of each kind that no other point dominates, the leanest first."""
-    return [undominated(curve.front.seconds, curve.front.kept_bytes).tolist() for curve in problem.fronts]
+    return [undominated(curve.front.seconds, curve.front.saved_bytes).tolist() for curve in problem.fronts]
 
 
 def _other_cuts(problem: StepProblem, plan: StagePlan) -> Iterator[tuple[Part, ...]]:

@@ -54,13 +54,13 @@ def mean_seconds(problem: StepProblem, each: float) -> float:
 
 def _overhead_curve(problem: StepProblem, kind: int, curve: BlockFront) -> Front:
     costs, zero, mesh, hardware = problem.costs[kind], problem.choice.zero, problem.mesh, problem.hardware
-    recompute = dict(costs.again_seconds)
-    each = [costs.rest_seconds + recompute[keep] + _between_replicas(problem, kind, keep) for keep in curve.keeps]
+    recompute = dict(costs.recompute_seconds)
+    each = [costs.overhead_seconds + recompute[keep] + _between_replicas(problem, kind, keep) for keep in curve.keeps]
     held = curve.costs.held
     moving = (late_seconds(held, zero, mesh, hardware), gathered_seconds(held, zero, mesh, hardware))
     replicas = problem.choice.replicas
     update = held.update_share(replicas) if zero else held.update_seconds
-    repeated = update - held.own_update_seconds / replicas
+    repeated = update - held.split_update_seconds / replicas
     once = sum(map(sum, moving)) + max(0.0, repeated)
     return replace(
         curve.front,
@@ -80,5 +80,5 @@ def _between_replicas(problem: StepProblem, kind: int, keep: str) -> float:
     together = zero == 3 and problem.choice.stages == 1 and keep == ALL
     costs = sharded.once[zero - 1] if zero < 3 else sharded.together if together else sharded.alone
     exchange = moved(costs.moves, problem.mesh, problem.hardware)
-    regathered = exchange.gathered if zero == 3 and keep != ALL else exchange.again
+    regathered = exchange.gathered if zero == 3 and keep != ALL else exchange.regathered
     return exchange.gathered + regathered + exchange.scattered

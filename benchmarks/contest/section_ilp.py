@@ -141,7 +141,7 @@ def undercut(model: Linear, relaxed: Relaxed, value: float) -> list[Integers]:
     most = (value - relaxed.bound) * (1 + ROUNDING) + ROUNDING * abs(value)
     return [
         some[relaxed.reduced[a:b] <= most]
-        for some, a, b in zip(model.kept, model.first[:-1], model.first[1:], strict=True)
+        for some, a, b in zip(model.alive, model.first[:-1], model.first[1:], strict=True)
     ]
 
 

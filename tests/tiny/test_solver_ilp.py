@@ -300,8 +300,8 @@ def test_a_choice_whose_bound_is_the_best_value_but_for_rounding_stays() -> None
     model = linear(problem, [np.arange(len(node.seconds)) for node in problem.nodes])
     search = branch_and_bound._IntegerSearch(problem, Clock(math.inf), best=tuple(0 for _ in problem.nodes))
     more = np.full(model.choices, 1.0 + ROUNDING / 2)
-    assert [ids.tolist() for ids in search.within(model, more, 1.0)] == [ids.tolist() for ids in model.kept]
-    assert [ids.tolist() for ids in search.within(model, more * (1 + 2 * ROUNDING), 1.0)] == [[0]] * len(model.kept)
+    assert [ids.tolist() for ids in search.within(model, more, 1.0)] == [ids.tolist() for ids in model.alive]
+    assert [ids.tolist() for ids in search.within(model, more * (1 + 2 * ROUNDING), 1.0)] == [[0]] * len(model.alive)
 
 
 @given(

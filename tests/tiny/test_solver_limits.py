@@ -181,7 +181,7 @@ def test_few_choices_of_equal_layers_and_their_prices_stand_around_the_optimum(
     state, shares, cache = Incumbent(problem), ReaderShares(problem), {"shares": ReaderShares(problem)}
     settled = False
     try:
-        settled = portfolio._limited_soon(state, shares, Options(kept=cache), 0.0)
+        settled = portfolio._limited_soon(state, shares, Options(cache=cache), 0.0)
     except InfeasibleError as error:
         assert not error.proven or best == np.inf
     assert state.bound <= best * (1 + 1e-9) and state.value >= best * (1 - 1e-9)

@@ -125,7 +125,7 @@ def test_of_equal_inputs_the_room_of_one_chunk_is_what_the_step_holds(schedule: 
     draw = random.Random(count)
     stages = min(count, 3)
     saved, nothing = (("all", 3e9), ("expensive", 2e9), ("input", 1e9)), tuple((keep, 0.0) for keep in KEEPS)
-    one = replace(block(draw, 1e9), received_bytes=1e9, following_bytes=1e9, kept_bytes=saved, working_bytes=nothing)
+    one = replace(block(draw, 1e9), received_bytes=1e9, following_bytes=1e9, saved_bytes=saved, working_bytes=nothing)
     choice = ParallelConfig(stages, 1, schedule, 1, 1, 1, count, 0)
     free = StepProblem(choice, (0,) * 4, (one,), (KEEPS,), A100, FREE)
     for plan in some_plans(draw, free):

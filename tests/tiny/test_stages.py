@@ -173,7 +173,7 @@ def in_any_order(problem: StageProblem, plan: StagePlan) -> float:
         chosen = [(problem.fronts[problem.line[k]], points[k]) for k in range(part.first, part.stop)]
         room = problem.capacity_bytes[part.stage] - sum(f.static_bytes[p] for f, p in chosen)
         room = (room - max(f.working_bytes[p] for f, p in chosen)) * (1 + 1e-12)
-        choices.append(list(patterns(problem.micro_batches, int(room / sum(f.kept_bytes[p] for f, p in chosen)))))
+        choices.append(list(patterns(problem.micro_batches, int(room / sum(f.saved_bytes[p] for f, p in chosen)))))
     least = np.inf
     for orders in itertools.product(*choices):
         slots = []

@@ -18,13 +18,13 @@ class Computing:
     at most 50 times a second, because that is slow."""
 
     def __init__(self) -> None:
-        self.asked = time.perf_counter()
+        self.read_at = time.perf_counter()
         self.value = cpu_seconds()
 
     def __call__(self) -> float:
         now = time.perf_counter()
-        if now - self.asked > 0.02:
-            self.asked, self.value = now, cpu_seconds()
+        if now - self.read_at > 0.02:
+            self.read_at, self.value = now, cpu_seconds()
         return self.value
 
 
@@ -91,7 +91,7 @@ class Options:
     """`engine` of the ilp solver: "highs", or "pulp:CBC" and the like. `pinned`: node -> its choice, fixed by a user;
     propagation starts there. `budget_entries`: the most table entries that dp holds (8 bytes each), None: its own.
     `rough`: a good plan is enough for dp, without a tight bound. `unfit`: the structures, whatever the prices, of which
-    dp found that no exact tables fit; it adds to them, and a rough plan does not try that again. `kept`: what a solver
+    dp found that no exact tables fit; it adds to them, and a rough plan does not try that again. `cache`: what a solver
     keeps for problems of the same structure, by the solver's name for it."""
 
     clock: Clock = field(default_factory=Clock)
@@ -100,7 +100,7 @@ class Options:
     budget_entries: int | None = None
     rough: bool = False
     unfit: set[int] = field(default_factory=set)
-    kept: dict[str, object] = field(default_factory=dict)
+    cache: dict[str, object] = field(default_factory=dict)
 
 
 @contextlib.contextmanager

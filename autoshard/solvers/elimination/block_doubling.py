@@ -55,7 +55,7 @@ class _Begun:
 
     sum_: Additive
     short: Short
-    kept: list[Integers]
+    choices: list[Integers]
     start: _Start
 
 
@@ -102,7 +102,7 @@ def _begun(sum_: Additive, short: Short, contents: Contents, budget: int) -> _Be
 
 
 def _finished(begun: _Begun, budget: int) -> Folded | None:
-    here, short, choices, start = begun.sum_, begun.short, begun.kept, begun.start
+    here, short, choices, start = begun.sum_, begun.short, begun.choices, begun.start
     chains = [
         _Chain(here, fold, start.store, plan, choices) for fold, plan in zip(short.folds, start.plans, strict=True)
     ]
@@ -215,7 +215,7 @@ class _Chain:
     def __init__(
         self, sum_: Additive, fold: Fold, store: Store, plan: elimination_order.Elimination, choices: Sequence[Integers]
     ) -> None:
-        self.fold, self.store, self.plan, self.kept = fold, store, plan, choices
+        self.fold, self.store, self.plan, self.choices = fold, store, plan, choices
         assert all(np.array_equal(choices[a], choices[b]) for a, b in zip(fold.left, fold.right, strict=True))
         self.constant = fold.count * min_plus.run(store, plan)
         self.work = plan.work
@@ -233,7 +233,7 @@ class _Chain:
 
     def _class_map(self, pair: tuple[int, int]) -> int:
         """The coarsest classes that every term over the left or the right node is a table of."""
-        strategies = len(self.kept[pair[1]])
+        strategies = len(self.choices[pair[1]])
         maps = [map_ for term in self.terms for n, map_ in zip(term.scope, term.maps, strict=True) if n in pair]
         return self.store.join([self.store.map_id(np.zeros(strategies, np.int64)), *maps])
 
@@ -311,5 +311,5 @@ class _Chain:
                 at = np.unravel_index(state, self.counts) if self.counts else ()
                 fixed |= {n: int(best[int(c)]) for n, best, c in zip(nodes, self.cheapest, at, strict=True)}
             picked = min_plus.backtrack(self.store, self.plan, fixed)
-            self.blocks[pair] = np.array([self.kept[node][picked[node]] for node in self.fold.block], np.int64)
+            self.blocks[pair] = np.array([self.choices[node][picked[node]] for node in self.fold.block], np.int64)
         return self.blocks[pair]

@@ -64,7 +64,7 @@ class Store:
         self._map_ids: dict[bytes, int] = {}
         self._joins: dict[tuple[int, int], int] = {}
         self._projections: dict[tuple[int, int], Integers] = {}
-        self._given: dict[bytes, int] = {}
+        self._base_ids: dict[bytes, int] = {}
         self._table_ids: dict[TableRecipe | Cases, int] = {}
 
     def fork(self) -> Store:
@@ -109,7 +109,7 @@ class Store:
 
     def base(self, table: Floats) -> int:
         """A table that is given, by content."""
-        number = self._given.setdefault(digest(table), len(self.tables))
+        number = self._base_ids.setdefault(digest(table), len(self.tables))
         if number == len(self.tables):
             self.tables.append(table)
         return number

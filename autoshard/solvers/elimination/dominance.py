@@ -109,7 +109,7 @@ class _Comparisons:
         self.parts: dict[tuple[object, ...], _EndExcess] = {}
         self.least: dict[tuple[object, ...], LeastExcess] = {}
         self.answers: dict[tuple[object, ...], Integers] = {}
-        self.kept: dict[tuple[int, ...], Integers] = {}
+        self.survivors: dict[tuple[int, ...], Integers] = {}
 
     def same(self, array: Integers) -> Integers:
         """The first of equal arrays."""
@@ -135,9 +135,9 @@ class _Comparisons:
         parts = [self.as_producer(value, choices) for value in self.produced[n]]
         parts += [self.as_consumer(value, position, choices) for value, position in self.consumed[n]]
         known = (id(self.unary[n]), id(alive), *map(id, parts))
-        if known not in self.kept:
-            self.kept[known] = self.same(alive[self.answer(self.unary[n][alive], alive, parts)])
-        return self.kept[known]
+        if known not in self.survivors:
+            self.survivors[known] = self.same(alive[self.answer(self.unary[n][alive], alive, parts)])
+        return self.survivors[known]
 
     def answer(self, cost: Floats, alive: Integers, parts: Sequence[_EndExcess]) -> Integers:
         """The places in `alive`, of strategies that cost `cost` by themselves, that stay."""

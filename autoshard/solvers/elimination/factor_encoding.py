@@ -93,7 +93,7 @@ class _Encoder:
         largest: float,
         style: Style,
     ) -> None:
-        self.store, self.sum, self.kept, self.contents = store, sum_, choices, contents
+        self.store, self.sum, self.choices, self.contents = store, sum_, choices, contents
         self.largest, self.style = largest, style
         self.terms: list[CostTerm] = []
         self.domains = [len(some) for some in choices]
@@ -106,7 +106,7 @@ class _Encoder:
 
     def encoded(self, exact: bool) -> Encoded | None:
         tables: dict[tuple[int, float, int, int], tuple[tuple[int, ...], int]] = {}
-        for n, (node, some) in enumerate(zip(self.sum.problem.nodes, self.kept, strict=True)):
+        for n, (node, some) in enumerate(zip(self.sum.problem.nodes, self.choices, strict=True)):
             alike = (id(node.seconds), charge(self.sum, node.interval), id(node.bytes), id(some))
             if alike not in tables:
                 every = self.store.map_id(np.arange(len(some)))
@@ -149,15 +149,15 @@ class _Encoder:
 
     def alike(self, value: Value) -> tuple[object, ...]:
         """A key, equal for values of which the same is known: by the arrays themselves, which are kept alive."""
-        ends = [(id(t), id(self.kept[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
+        ends = [(id(t), id(self.choices[c])) for c, t in zip(value.consumers, value.targets, strict=True)]
         prices = (id(value.seconds), id(value.bytes), self.charges(value))
-        return (*prices, id(value.source), id(self.kept[value.producer]), *ends)
+        return (*prices, id(value.source), id(self.choices[value.producer]), *ends)
 
     def ends(self, value: Value) -> _KeptEnds:
-        rows, source = np.unique(value.source[self.kept[value.producer]], return_inverse=True)
+        rows, source = np.unique(value.source[self.choices[value.producer]], return_inverse=True)
         columns, maps = [], [source]
         for c, targets in zip(value.consumers, value.targets, strict=True):
-            column, classes = np.unique(self.as_paid(value, targets[self.kept[c]]), return_inverse=True)
+            column, classes = np.unique(self.as_paid(value, targets[self.choices[c]]), return_inverse=True)
             columns.append(column)
             maps.append(classes)
         return _KeptEnds(value, rows, tuple(columns), tuple(maps))
@@ -221,12 +221,12 @@ class _Encoder:
             ends_ = (value.producer, value.consumers[i])
             self.add_term(ends_, (ends.maps[0], ends.maps[i + 1]), self.store.base(pay), ((gate, 0),) if place else ())
             for case, j in enumerate(in_order[:place], start=1):
-                extra = self.rest(value, i, j) * value.bytes[ends.columns[i]]
+                extra = self.extra_price(value, i, j) * value.bytes[ends.columns[i]]
                 taken = np.where(ends.columns[j][:, None] == ends.columns[i], extra, np.inf)
                 maps, pair = (ends.maps[j + 1], ends.maps[i + 1]), (value.consumers[j], value.consumers[i])
                 self.add_term(pair, maps, self.store.base(taken), ((gate, case),))
 
-    def rest(self, value: Value, i: int, j: int) -> float:
+    def extra_price(self, value: Value, i: int, j: int) -> float:
         """Price of a byte while consumer i keeps it longer than consumer j does."""
         both = span_of((value.intervals[i], value.intervals[j]))
         until = both if len(value.intervals) == 2 else value.intervals[i]

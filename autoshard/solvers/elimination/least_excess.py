@@ -24,7 +24,7 @@ class LeastExcess:
 
     def __init__(self, tables: Sequence[Floats], least: Floats | None = None, *, clipped: bool = False) -> None:
         self.tables = [_distinct_columns(table) for table in tables]
-        self.given, self.clipped = least, clipped
+        self.known, self.clipped = least, clipped
 
     @cached_property
     def small(self) -> bool:
@@ -33,18 +33,18 @@ class LeastExcess:
     @cached_property
     def most(self) -> Floats:
         """[a, b]: not less than the least."""
-        if self.given is not None or self.small:
+        if self.known is not None or self.small:
             return self.whole
         return self._sum([_over_few(table) for table in self.tables])
 
     @cached_property
     def whole(self) -> Floats:
         """[a, b]: the least of all pairs."""
-        return self.given if self.given is not None else self._sum([_of_all(table) for table in self.tables])
+        return self.known if self.known is not None else self._sum([_of_all(table) for table in self.tables])
 
     def at(self, first: Integers, second: Integers) -> Floats:
         """The least of these pairs alone."""
-        if self.given is not None or "whole" in vars(self):
+        if self.known is not None or "whole" in vars(self):
             return self.whole[first, second]
         return self._sum([_of_pairs(table, first, second) for table in self.tables])
 

@@ -98,7 +98,7 @@ class _Run:
     def __init__(self, problem: Problem, pinned: Mapping[int, int]) -> None:
         self.problem, self.linked = problem, links(problem)
         self.fences = Fences(problem)
-        self.own_counts = not pinned
+        self.adds_costs = not pinned
         self.choice = [-1] * len(problem.nodes)
         self.decided = [""] * len(problem.nodes)
         self.conflicts: list[Conflict] = []
@@ -166,7 +166,7 @@ class _Run:
             self.report(n, taken, demands, least, costs)
             self.decide(n, taken, "conflict")
             return
-        aim = moved + costs if self.own_counts else moved
+        aim = moved + costs if self.adds_costs else moved
         near = aim <= aim.min() + ROUNDING * _scale(aim)
         self.decide(n, int(np.argmin(np.where(near, costs, np.inf))), "propagated")
 

@@ -149,7 +149,7 @@ class _IntegerSearch:
     def within(self, model: Linear, more: Floats, most: float) -> list[Integers]:
         """The choices that cost at most `most` beyond the bound, and the best plan's own."""
         result = []
-        for n, (some, a, b) in enumerate(zip(model.kept, model.first[:-1], model.first[1:], strict=True)):
+        for n, (some, a, b) in enumerate(zip(model.alive, model.first[:-1], model.first[1:], strict=True)):
             stay = more[a:b] <= most * (1 + ROUNDING)
             if self.best is not None:
                 stay |= some == self.best[n]
@@ -222,7 +222,7 @@ class _HighsProgram:
 
     def start(self) -> Integers | None:
         best = self.search.best
-        inside = best is not None and all(s in some for s, some in zip(best, self.model.kept, strict=True))
+        inside = best is not None and all(s in some for s, some in zip(best, self.model.alive, strict=True))
         return self.model.columns_of(best) if best is not None and inside else None
 
 

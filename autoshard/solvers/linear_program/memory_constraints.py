@@ -56,7 +56,7 @@ class MemoryRows:
         total: list[tuple[Integers, Floats]] = []
         for n, node in enumerate(self.problem.nodes):
             if node.interval[0] <= time < node.interval[1]:
-                total.append((self._of(n), node.bytes[self.model.kept[n]]))
+                total.append((self._of(n), node.bytes[self.model.alive[n]]))
         for v, value in enumerate(self.problem.values):
             total.extend(self._value(v, value, time))
         indices = np.concatenate([i for i, _ in total]) if total else np.zeros(0, np.int64)
@@ -78,7 +78,7 @@ class MemoryRows:
             early = late = ()
         if len(active) == 1 and not early:
             c = value.consumers[active[0]]
-            yield self._of(c), value.bytes[value.targets[active[0]][self.model.kept[c]]]
+            yield self._of(c), value.bytes[value.targets[active[0]][self.model.alive[c]]]
         elif active or early:
             column_of = self._alive(v, value, active, early, late)
             yield np.array(list(column_of.values()), np.int64), value.bytes[list(column_of)]
@@ -106,7 +106,7 @@ class MemoryRows:
         """Target layout -> the columns of the choices of consumer i that need it."""
         if (v, i) not in self._needs:
             c = value.consumers[i]
-            targets, columns = value.targets[i][self.model.kept[c]], self._of(c)
+            targets, columns = value.targets[i][self.model.alive[c]], self._of(c)
             self._needs[v, i] = {int(t): columns[targets == t] for t in np.unique(targets)}
         return self._needs[v, i]
 
@@ -127,7 +127,7 @@ def expected(problem: Problem, model: Linear, x: Floats) -> Floats:
     """Bytes alive over time under a fractional x, shape (horizon,): what its memory rows would be at the least."""
     delta = np.zeros(problem.horizon + 1)
     shares = [x[a:b] for a, b in zip(model.first[:-1], model.first[1:], strict=True)]
-    for node, some, share in zip(problem.nodes, model.kept, shares, strict=True):
+    for node, some, share in zip(problem.nodes, model.alive, shares, strict=True):
         start, stop = node.interval
         if start < stop:
             size = float(node.bytes[some] @ share)
@@ -138,7 +138,7 @@ def expected(problem: Problem, model: Linear, x: Floats) -> Floats:
         if not keepers:
             continue
         needs = {
-            i: np.bincount(value.targets[i][model.kept[c]], weights=shares[c], minlength=len(value.bytes))
+            i: np.bincount(value.targets[i][model.alive[c]], weights=shares[c], minlength=len(value.bytes))
             for i in keepers
             for c in (value.consumers[i],)
         }

@@ -60,9 +60,9 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Minimise `cost` . x over 0 <= x <= 1, `rows`; columns first[n] <= j < first[n + 1] are the choices `kept[n]`."""
+    """Minimise `cost` . x over 0 <= x <= 1, `rows`; columns first[n] <= j < first[n + 1] are the choices `alive[n]`."""
 
-    kept: tuple[Integers, ...]
+    alive: tuple[Integers, ...]
     first: Integers
     cost: Floats
     rows: Rows
@@ -76,12 +76,12 @@ class Linear:
     def picked(self, x: Floats) -> tuple[int, ...]:
         """The choice of every node that has the largest column."""
         return tuple(
-            int(some[np.argmax(x[a:b])]) for some, a, b in zip(self.kept, self.first[:-1], self.first[1:], strict=True)
+            int(some[np.argmax(x[a:b])]) for some, a, b in zip(self.alive, self.first[:-1], self.first[1:], strict=True)
         )
 
     def columns_of(self, choice: Sequence[int]) -> Integers:
         """The column of each node's choice, which must be among those kept."""
-        where = [int(np.searchsorted(some, s)) for some, s in zip(self.kept, choice, strict=True)]
+        where = [int(np.searchsorted(some, s)) for some, s in zip(self.alive, choice, strict=True)]
         return self.first[:-1] + np.array(where, np.int64)
 
     def extended(self, more: Rows) -> Linear:
@@ -117,7 +117,7 @@ def linear(problem: Problem, choices: Sequence[Integers]) -> Linear:
         clock.check()
         block = blocks.of(value)
         ends = np.concatenate([np.arange(first[n], first[n + 1]) for n in (value.producer, *value.consumers)])
-        cost[0][ends] += block.own
+        cost[0][ends] += block.end_costs
         if len(block.cost):
             place = np.append(ends, np.arange(columns, columns + len(block.cost)))
             counts.append(block.counts)
@@ -135,12 +135,12 @@ def linear(problem: Problem, choices: Sequence[Integers]) -> Linear:
 
 
 class _Block(NamedTuple):
-    """Contribution of a value: `own` to the cost of its ends' columns, new columns of cost `cost`, and rows.
+    """Contribution of a value: `end_costs` of its ends' columns, new columns of cost `cost`, and rows.
 
     Local columns: the choices of the producer, of each consumer, then the new ones. 0 <= row <= `upper`.
     """
 
-    own: Floats
+    end_costs: Floats
     cost: Floats
     counts: Integers
     indices: Integers
@@ -161,14 +161,14 @@ class _EqualBlocks:
     """Blocks by content: the values of repeated layers are written once."""
 
     def __init__(self, choices: Sequence[Integers]) -> None:
-        self.kept = [some.tobytes() for some in choices]
+        self.keys = [some.tobytes() for some in choices]
         self.choices = choices
         self.known: dict[tuple[object, ...], _Block] = {}
 
     def of(self, value: Value) -> _Block:
         nodes = (value.producer, *value.consumers)
         layouts = (value.source, *value.targets)
-        key = (id(value.seconds), *((id(x), self.kept[n]) for x, n in zip(layouts, nodes, strict=True)))
+        key = (id(value.seconds), *((id(x), self.keys[n]) for x, n in zip(layouts, nodes, strict=True)))
         if key not in self.known:
             self.known[key] = _block(_ends(value, [self.choices[n] for n in nodes]))
         return self.known[key]

@@ -164,7 +164,7 @@ class LimitedSearch:
             check()
 
     def _take(self, minimum: Minimum) -> Column:
-        choice = self.shares.given_heads(self.problem, tuple(minimum.choice))
+        choice = self.shares.with_best_heads(self.problem, tuple(minimum.choice))
         column = column_of(self.problem, choice)
         self.columns.append(column)
         if math.isfinite(column.seconds):

@@ -116,7 +116,7 @@ class LowMemoryPlans:
         these are, too, over few choices of each node."""
         solved: Minimum | Near | None = None if self.sketched else self._least(multipliers)
         solved = solved or solve_top_k(self.shares.apart(self.problem, multipliers), SOON_ENTRIES)
-        choice = None if solved is None else self.shares.given_heads(self.problem, solved.choice, multipliers)
+        choice = None if solved is None else self.shares.with_best_heads(self.problem, solved.choice, multipliers)
         return choice if choice is not None and math.isfinite(objective(self.problem, choice)) else None
 
     def _least(self, multipliers: Floats) -> Minimum | None:

@@ -91,7 +91,7 @@ class ReaderShares:
 
     def take(self, state: Incumbent, choice: Choice, low: float) -> None:
         """`low`: about the least that there is."""
-        choice = self.given_heads(state.problem, choice)
+        choice = self.with_best_heads(state.problem, choice)
         value = objective(state.problem, choice)
         if low * (1 + CLOSE) < value < np.inf:
             choice = attempt(polished, state.problem, choice) or choice
@@ -100,11 +100,11 @@ class ReaderShares:
 
     def offered(self, state: Incumbent, choice: Choice) -> bool:
         """Leaves a plan, its heads chosen again; True if it is allowed and fits."""
-        choice = self.given_heads(state.problem, choice)
+        choice = self.with_best_heads(state.problem, choice)
         self.keep(choice)
         return state.offer(choice)
 
-    def given_heads(self, problem: Problem, choice: Choice, multipliers: Floats | None = None) -> Choice:
+    def with_best_heads(self, problem: Problem, choice: Choice, multipliers: Floats | None = None) -> Choice:
         """Choice with the makers of values with many readers, and views of them, chosen again for the readers of
         `choice`; at these prices of bytes too."""
         if not self.views:
@@ -189,7 +189,7 @@ class ReaderShares:
         if minimum is None:
             return None
         best = tuple(int(some[s]) for some, s in zip(keep, minimum.choice, strict=True))
-        best = self.given_heads(problem, best)
+        best = self.with_best_heads(problem, best)
         self.keep(best)
         return best
 

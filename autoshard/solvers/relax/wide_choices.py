@@ -156,7 +156,7 @@ class WideChoices:
         if minimum is None:
             return None
         self.state.raise_bound(minimum.bound - self.paid(prices))
-        choice = self.shares.given_heads(self.problem, minimum.choice)
+        choice = self.shares.with_best_heads(self.problem, minimum.choice)
         self.state.offer(choice)
         new = choice not in self.plans and math.isfinite(objective(self.problem, choice))
         self.plans += [choice] if new else []

@@ -62,8 +62,8 @@ def _always(front: Front, live: int) -> Front:
     nothing = np.zeros(front.points)
     return replace(
         front,
-        static_bytes=front.static_bytes + live * front.kept_bytes,
-        kept_bytes=nothing,
+        static_bytes=front.static_bytes + live * front.saved_bytes,
+        saved_bytes=nothing,
         working_bytes=nothing,
     )
 

@@ -21,7 +21,7 @@ class RunningBlock(NamedTuple):
     """Running block, by point. `beside`: what is held as it runs, but for what it and those before it keep."""
 
     seconds: Floats
-    kept: Floats
+    saved: Floats
     beside: Floats
 
 
@@ -29,7 +29,7 @@ class _Followed(NamedTuple):
     """Plans up to a block: what they take and keep, the plan up to the block before and the point added."""
 
     seconds: Floats
-    kept: Floats
+    saved: Floats
     before: Integers
     point: Integers
 
@@ -38,7 +38,7 @@ def least_peak(blocks: Sequence[RunningBlock]) -> float:
     """Peak of the plan that holds least as its fullest block runs; infinite where too many are to be followed."""
     peak, kept_bytes = np.zeros(1), np.zeros(1)
     for block in blocks:
-        after = np.add.outer(kept_bytes, block.kept)
+        after = np.add.outer(kept_bytes, block.saved)
         peak, kept_bytes = np.maximum(peak[:, None], after + block.beside).ravel(), after.ravel()
         some = undominated(peak, kept_bytes)
         peak, kept_bytes = peak[some], kept_bytes[some]
@@ -52,7 +52,7 @@ def fastest_points(blocks: Sequence[RunningBlock], room: float) -> tuple[int, ..
     nothing = np.zeros(1, np.int64)
     steps = [_Followed(np.zeros(1), np.zeros(1), nothing, nothing)]
     for block in blocks:
-        kept_bytes = np.add.outer(steps[-1].kept, block.kept)
+        kept_bytes = np.add.outer(steps[-1].saved, block.saved)
         some = np.flatnonzero(kept_bytes + block.beside <= room)
         seconds, kept_bytes = np.add.outer(steps[-1].seconds, block.seconds).ravel(), kept_bytes.ravel()
         some = some[undominated(seconds[some], kept_bytes[some])]

@@ -28,7 +28,7 @@ class RangeCosts:
         self.places = cut_places(problem)
         every = (problem.of_stage(stage) for stage in range(problem.stages))
         self.costs = [[share * front.seconds + tail * front.tail_seconds for front in fronts] for fronts in every]
-        self.made: dict[int, BlockSums] = {}
+        self.block_sums: dict[int, BlockSums] = {}
         self.ranges = _every_range(problem.line, len(problem.fronts), tuple(self.places))
         self.counts = block_counts(problem.line, len(problem.fronts))
         self.known = [np.full(len(self.ranges.counts), np.nan) for _ in range(problem.stages)]
@@ -40,15 +40,15 @@ class RangeCosts:
         return self.share * self.problem.send_seconds * sum(self.problem.sends(stage))
 
     def sums(self, stage: int) -> BlockSums:
-        if stage not in self.made:
+        if stage not in self.block_sums:
             sizes = self.problem.point_bytes(stage)
             working = [front.working_bytes for front in self.problem.of_stage(stage)]
             run, ratios = self.problem.line[self.problem.run[0]], self.problem.chunk_ratios(stage)
             dealt = None if ratios is None else (run, np.sort(ratios))
-            self.made[stage] = BlockSums(
+            self.block_sums[stage] = BlockSums(
                 self.costs[stage], sizes, working, float(self.problem.capacity_bytes[stage]), dealt
             )
-        return self.made[stage]
+        return self.block_sums[stage]
 
     def from_start(self) -> Floats:
         """[place]: of the blocks before each place on the first stage, infinite where they don't fit or may not be

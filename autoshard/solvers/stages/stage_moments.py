@@ -14,10 +14,10 @@ from autoshard.program.schedules.pipeline_schedule import order_of, receive_buff
 class Moments(NamedTuple):
     """Slots of a stage, of which every other one holds no more than one of these: [moment, chunk] micro-batches whose
     forward has begun and whose backward has not ended; backwards that have, of micro-batches whose input's buffer
-    another one takes (`again`), and of others (`last`). `chunk[moment]` runs."""
+    another one takes (`reused`), and of others (`last`). `chunk[moment]` runs."""
 
     live: Integers
-    again: Integers
+    reused: Integers
     last: Integers
     chunk: Integers
 
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
     ) -> Floats:
         """Bytes of the fullest moment. `saved` and `working` by chunk, [..., chunk]; what a backward leaves behind."""
         held = saved @ self.live.T + working[..., self.chunk]
-        sent = (self.again * reused + self.last * last).sum(axis=1)
+        sent = (self.reused * reused + self.last * last).sum(axis=1)
         fullest: Floats = (held + sent).max(axis=-1)
         return fullest
 

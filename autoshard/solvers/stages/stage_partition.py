@@ -149,7 +149,7 @@ def _deal(problem: StageProblem, stage: int, parts: list[Part], by_kind: list[li
     last ones, of which fewest micro-batches are in flight where a stage is fullest."""
     stage_parts = [part for part in parts if part.stage == stage]
     for kind, chosen in enumerate(by_kind):
-        kept_bytes = problem.of_stage(stage)[kind].kept_bytes
+        kept_bytes = problem.of_stage(stage)[kind].saved_bytes
         blocks = [[k for k in range(p.first, p.stop) if problem.line[k] == kind] for p in stage_parts]
         turns = sorted((place, -chunk) for chunk, mine in enumerate(blocks) for place in range(len(mine)))
         fullest = sorted(chosen, key=lambda point: (-kept_bytes[point], point))

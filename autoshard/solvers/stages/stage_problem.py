@@ -16,7 +16,7 @@ from autoshard.ir.problem import Floats
 class Front:
     """The ways to run one block, an entry of each array a point, for one micro-batch.
 
-    `tail_seconds` come once a step, after the last backward. `kept_bytes` are held from a micro-batch's forward to its
+    `tail_seconds` come once a step, after the last backward. `saved_bytes` are held from a micro-batch's forward to its
     backward, `static_bytes` always; `working_bytes` while the block runs, of one block of a stage at a time.
     `first_seconds` are what the first forward of a step takes more, at any point; `late_seconds` collectives that run
     once a step, as the block's last backward ends (bounds alone count them).
@@ -24,7 +24,7 @@ class Front:
 
     forward_seconds: Floats
     backward_seconds: Floats
-    kept_bytes: Floats
+    saved_bytes: Floats
     static_bytes: Floats
     tail_seconds: Floats
     working_bytes: Floats
@@ -150,9 +150,9 @@ class StagePlan:
 def point_bytes(front: Front, live: float, more: float | None = None) -> Floats:
     """Bytes of each point, with `live` micro-batches kept; `more` of them hold what it keeps beyond the leanest."""
     if more is None or more == live:
-        return front.static_bytes + live * front.kept_bytes
-    least = float(front.kept_bytes.min())
-    return front.static_bytes + live * least + more * (front.kept_bytes - least)
+        return front.static_bytes + live * front.saved_bytes
+    least = float(front.saved_bytes.min())
+    return front.static_bytes + live * least + more * (front.saved_bytes - least)
 
 
 def stage_seconds(problem: StageProblem, parts: Sequence[Part], points: Sequence[int]) -> tuple[Floats, Floats, Floats]:

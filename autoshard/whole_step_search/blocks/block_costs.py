@@ -26,8 +26,8 @@ class InnerSums:
 @dataclass(frozen=True)
 class HeldParameters:
     """Parameters on one device, whole over the replicas: bytes of weights, gradients and optimizer state, and seconds
-    of their update; `own_update_seconds` if the devices of a replica that do the same work share it. `moved_bytes`: of
-    the weights as they are gathered; `inner`: those that concern other devices of a replica, each once."""
+    of their update; `split_update_seconds` if the devices of a replica that do the same work share it. `moved_bytes`:
+    of the weights as they are gathered; `inner`: those that concern other devices of a replica, each once."""
 
     weights_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -35,7 +35,7 @@ class HeldParameters:
     moved_bytes: float = 0.0
     update_seconds: float = 0.0
     buffer_bytes: float = 0.0
-    own_update_seconds: float = 0.0
+    split_update_seconds: float = 0.0
     inner: tuple[InnerSums, ...] = ()
 
     def update_share(self, replicas: int) -> float:
@@ -66,25 +66,25 @@ class Move:
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Costs of a block for one micro-batch. `again_seconds[keep]`: what backward recomputes; `kept_bytes[keep]` until
-    backward; `working_bytes[keep]` more while the block runs. `received_bytes`: of what it reads from earlier blocks;
-    `following_bytes`: of the last of these. `held`: the parameters that the block reads first; `shared`: those that an
-    earlier block reads too. `moves`: weights in shards exchanged by replicas, not included in the seconds here.
-    `rest_seconds`: communication and replicated computation of a replica's devices, in both directions, each by itself.
-    `free_seconds`: of (forward, backward) before the first collective inside a replica, which waits for what is on its
-    link."""
+    """Costs of a block for one micro-batch. `recompute_seconds[keep]`: what backward recomputes; `saved_bytes[keep]`
+    until backward; `working_bytes[keep]` more while the block runs. `received_bytes`: of what it reads from earlier
+    blocks; `following_bytes`: of the last of these. `held`: the parameters that the block reads first; `shared`: those
+    that an earlier block reads too. `moves`: weights in shards exchanged by replicas, not included in the seconds here.
+    `overhead_seconds`: communication and replicated computation of a replica's devices, in both directions, each by
+    itself. `free_seconds`: of (forward, backward) before the first collective inside a replica, which waits for what is
+    on its link."""
 
     forward_seconds: float
     backward_seconds: float
-    again_seconds: tuple[tuple[str, float], ...]
-    kept_bytes: tuple[tuple[str, float], ...]
+    recompute_seconds: tuple[tuple[str, float], ...]
+    saved_bytes: tuple[tuple[str, float], ...]
     working_bytes: tuple[tuple[str, float], ...]
     received_bytes: float
     following_bytes: float
     held: HeldParameters
     shared: HeldParameters
     moves: tuple[Move, ...] = ()
-    rest_seconds: float = 0.0
+    overhead_seconds: float = 0.0
     free_seconds: tuple[float, float] = (0.0, 0.0)
 
 
@@ -115,8 +115,8 @@ def _changed(before: BlockCosts, after: BlockCosts, whole: BlockCosts) -> BlockC
         whole,
         forward_seconds=max(0.0, whole.forward_seconds + after.forward_seconds - before.forward_seconds),
         backward_seconds=max(0.0, whole.backward_seconds + after.backward_seconds - before.backward_seconds),
-        again_seconds=sizes("again_seconds"),
-        kept_bytes=sizes("kept_bytes"),
+        recompute_seconds=sizes("recompute_seconds"),
+        saved_bytes=sizes("saved_bytes"),
         working_bytes=sizes("working_bytes"),
         moves=after.moves,
     )

@@ -52,7 +52,7 @@ class Moved:
     backward, and the rest of backward, gradients above all."""
 
     gathered: float = 0.0
-    again: float = 0.0
+    regathered: float = 0.0
     scattered: float = 0.0
 
 
@@ -74,7 +74,7 @@ def moved(moves: Sequence[Move], mesh: Mesh, hardware: Hardware) -> Moved:
         if not move.backward:
             exchange = replace(exchange, gathered=exchange.gathered + seconds)
         elif move.primitive == "all_gather":
-            exchange = replace(exchange, again=exchange.again + seconds)
+            exchange = replace(exchange, regathered=exchange.regathered + seconds)
         else:
             exchange = replace(exchange, scattered=exchange.scattered + seconds)
     return exchange
@@ -85,7 +85,7 @@ def ends_seconds(second: Moved | None, before: Moved | None, first_backward: flo
     with the first one, the one before the last is the first to be gathered again, and the second one's gradients are
     scattered during the first's backward. None: a block that is gathered by itself."""
     forward = second.gathered if second else 0.0
-    backward = before.again if before else 0.0
+    backward = before.regathered if before else 0.0
     return forward, backward + (max(0.0, second.scattered - first_backward) if second else 0.0)
 
 
@@ -97,7 +97,7 @@ def block_front(
     `alone`: it is the only block of its kind and the line's first, so its collectives once a step count only beyond its
     backward, and nothing hides its others."""
     replicas, slow = mesh.sizes[REPLICAS], hardware.constant("overlap.slowdown")
-    recompute, kept_bytes, working = dict(costs.again_seconds), dict(costs.kept_bytes), dict(costs.working_bytes)
+    recompute, kept_bytes, working = dict(costs.recompute_seconds), dict(costs.saved_bytes), dict(costs.working_bytes)
     exchange = moved(costs.moves, mesh, hardware)  # gathers are of what goes with no others
     in_row = alone or takes_turns(mesh, hardware)
     backward = np.array(
@@ -109,7 +109,7 @@ def block_front(
                 in_row,
                 0.0 if alone else _free(costs, keep, mesh),
             )
-            + exchange.again
+            + exchange.regathered
             for keep in keeps
         ]
     )
@@ -149,7 +149,7 @@ def sharded_front(
     front = Front(
         np.array([forward for forward, _ in points]),
         np.array([backward for _, backward in points]),
-        np.array([dict(block.kept_bytes)[keep] for block, keep in zip(used, keeps, strict=True)]),
+        np.array([dict(block.saved_bytes)[keep] for block, keep in zip(used, keeps, strict=True)]),
         np.full(len(keeps), static_bytes(held, 3, replicas)),
         np.full(len(keeps), update),
         np.array([dict(block.working_bytes)[keep] for block, keep in zip(used, keeps, strict=True)]),
@@ -160,8 +160,8 @@ def sharded_front(
 def _by_itself(costs: BlockCosts, mesh: Mesh, hardware: Hardware, keep: str) -> tuple[float, float]:
     """Seconds (forward, backward). A block that recomputes gathers all its weights for that, and not a third time."""
     exchange = moved(costs.moves, mesh, hardware)
-    regathered = exchange.again if keep == ALL else exchange.gathered
-    backward = costs.backward_seconds + dict(costs.again_seconds)[keep]
+    regathered = exchange.regathered if keep == ALL else exchange.gathered
+    backward = costs.backward_seconds + dict(costs.recompute_seconds)[keep]
     return costs.forward_seconds + exchange.gathered, backward + regathered + exchange.scattered
 
 
@@ -170,9 +170,9 @@ def _together(costs: BlockCosts, mesh: Mesh, hardware: Hardware, slow: float, fi
     forward, backward = costs.forward_seconds, costs.backward_seconds
     forward = _beside(forward, exchange.gathered, slow, first)
     if takes_turns(mesh, hardware):
-        together = _beside(backward, exchange.again, slow, first)
+        together = _beside(backward, exchange.regathered, slow, first)
         return forward, _beside(together, exchange.scattered, slow, True, 0.0 if first else _free(costs, ALL, mesh))
-    return forward, _beside(backward, exchange.again + exchange.scattered, slow, first)
+    return forward, _beside(backward, exchange.regathered + exchange.scattered, slow, first)
 
 
 def late_seconds(held: HeldParameters, zero: int, mesh: Mesh, hardware: Hardware) -> tuple[float, float]:
@@ -249,7 +249,7 @@ def _free(costs: BlockCosts, keep: str, mesh: Mesh) -> float:
     if len(mesh.sizes) > INNER + 1:
         return 0.0
     forward, backward = costs.free_seconds
-    return backward if keep == ALL else min(forward, dict(costs.again_seconds)[keep])
+    return backward if keep == ALL else min(forward, dict(costs.recompute_seconds)[keep])
 
 
 def _beside(seconds: float, moving: float, slow: float, in_row: bool, free: float = 0.0) -> float:

@@ -77,7 +77,7 @@ def sharded_costs(
         block = measured.block(number)
         same = whole[number]
         held = replace(same.held, inner=inner[number], moved_bytes=moved[number])
-        return replace(block, held=held, shared=same.shared, rest_seconds=same.rest_seconds)
+        return replace(block, held=held, shared=same.shared, overhead_seconds=same.overhead_seconds)
 
     cuts = _inner_cuts(split.program, program)
     inner = [together.inner(number, split.program, cuts) for number in range(len(whole))]
@@ -119,7 +119,7 @@ class _Measured:
         return block_of
 
     @cached_property
-    def kept(self) -> list[tuple[int, Span]]:
+    def saved(self) -> list[tuple[int, Span]]:
         """Spans alive between forward and backward, each with its block: the first one that keeps it, if only later
         blocks do."""
         turn, spans = self.count - 1, []
@@ -132,7 +132,7 @@ class _Measured:
     @cached_property
     def working(self) -> list[float]:
         """Peak bytes of each block while it runs, without what outlives it."""
-        lasting = {id(span) for _, span in self.kept}
+        lasting = {id(span) for _, span in self.saved}
         steps = len(self.memory.bytes)
         transient = [
             span
@@ -148,18 +148,18 @@ class _Measured:
     def block(self, number: int) -> BlockCosts:
         forward, backward = self._wall(number)
         indices = [i for i in range(self.count) if self.block_of[i] == number]
-        run = self._run_again(number, indices)
-        everything = sum(span.held.bytes for block, span in self.kept if block == number)
+        run = self._rerun(number, indices)
+        everything = sum(span.held.bytes for block, span in self.saved if block == number)
         entered = self._entered(number) + self._handed_inside(number)
         dear = self._dear_bytes(number)
         kept_bytes = {"all": everything, "expensive": dear + entered, "input": min(everything, entered)}
         recompute = {"all": 0.0, "expensive": self._seconds(run, cheap=True), "input": self._seconds(run)}
-        collectives = self._given(number, run)
+        collectives = self._reusable(number, run)
         for both, plain in PLAIN.items():
-            kept_bytes[both] = kept_bytes[plain] + self._made_bytes(collectives)
+            kept_bytes[both] = kept_bytes[plain] + self._result_bytes(collectives)
             recompute[both] = self._seconds([i for i in run if i not in collectives], cheap=plain == "expensive")
         for keep, saved in self._some(number, indices).items():
-            kept_bytes[keep] = self._made_bytes(saved) + entered
+            kept_bytes[keep] = self._result_bytes(saved) + entered
             recompute[keep] = self._seconds([i for i in run if i not in saved])
         working = {keep: self.working[number] + max(0.0, everything - size) for keep, size in kept_bytes.items()}
         return BlockCosts(
@@ -172,12 +172,12 @@ class _Measured:
             self._received(number, number - 1),
             *self._held(number),
             self._moves[number],
-            self._rest[number],
+            self._overhead[number],
             self._free(number),
         )
 
     @cached_property
-    def _rest(self) -> list[float]:
+    def _overhead(self) -> list[float]:
         """Overhead seconds of each block: collectives with their copies, and replicated computation."""
         steps, overhead = self.program.instructions, [0.0] * len(self.short.line.blocks)
         for event in self.timeline.events:
@@ -265,7 +265,7 @@ class _Measured:
                 starts[key] = min(starts.get(key, math.inf), event.start_seconds)
         return starts
 
-    def _run_again(self, number: int, indices: list[int]) -> list[int]:
+    def _rerun(self, number: int, indices: list[int]) -> list[int]:
         """Instructions of a block that backward reruns if only inputs are kept. In a list of modules each module stops
         by itself."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
@@ -283,7 +283,7 @@ class _Measured:
         dear = {i for i in indices if cheap and isinstance(step := steps[i], Compute) and is_expensive(step.target)}
         return math.fsum(starts[i + 1] - starts[i] for i in indices if i not in dear)
 
-    def _given(self, number: int, run: list[int]) -> set[int]:
+    def _reusable(self, number: int, run: list[int]) -> set[int]:
         """Collectives among the rerun instructions `run` whose results may be kept."""
         path, steps = self.short.line.blocks[number].module, self.program.instructions
         called = called_modules(self.graph, path) if path else ()
@@ -321,9 +321,9 @@ class _Measured:
     def _dear_bytes(self, number: int) -> float:
         """Bytes of a block's expensive operators: all results, whether a backward reads them or not, and what else they
         keep."""
-        return self._made_bytes({i for i in range(self.count) if self.block_of[i] == number and self._is_dear(i)})
+        return self._result_bytes({i for i in range(self.count) if self.block_of[i] == number and self._is_dear(i)})
 
-    def _made_bytes(self, indices: set[int]) -> float:
+    def _result_bytes(self, indices: set[int]) -> float:
         """Bytes of the results of these instructions, and of what else they keep."""
         spans = (
             span for span in self.memory.spans if span.held.kind in ("activation", "extra") and span.start in indices
@@ -336,7 +336,7 @@ class _Measured:
         return isinstance(instruction, Compute) and is_expensive(instruction.target)
 
     @cached_property
-    def _made(self) -> dict[str, int]:
+    def _maker(self) -> dict[str, int]:
         """Value -> the block that makes it."""
         return {name: self.block_of[i] for i, ins in enumerate(self.program.instructions) for name in results_of(ins)}
 
@@ -355,7 +355,7 @@ class _Measured:
         """Bytes that the block reads from the one before."""
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
-            for name, maker in self._made.items()
+            for name, maker in self._maker.items()
             if maker == number - 1 and number in self._read.get(name, ())
         )
 
@@ -371,7 +371,7 @@ class _Measured:
             within = [steps[i] for i in indices if steps[i].module == module or inside(steps[i].module, module)]
             results = {name for step in within for name in results_of(step)}
             read |= {name for step in within for name in reads_of(step) if name and name not in results}
-        there = [name for name in read if self._made.get(name) == number]
+        there = [name for name in read if self._maker.get(name) == number]
         return sum(local_bytes(self.program.value(name), self.program.mesh) for name in there)
 
     def _received(self, number: int, first: int = 0) -> float:
@@ -380,7 +380,7 @@ class _Measured:
         fixed = constants(self.graph)
         return sum(
             local_bytes(self.program.value(name), self.program.mesh)
-            for name, maker in self._made.items()
+            for name, maker in self._maker.items()
             if first <= maker < number
             and number in self._read.get(name, ())
             and self.program.value(name).tensor not in fixed

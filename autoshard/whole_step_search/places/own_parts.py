@@ -57,7 +57,7 @@ class _OwnPlace:
     least_bytes: float = 0.0
     most_bytes: float = math.inf
 
-    def found(self, searched: Callable[[Graph, Mesh, Hardware, float], Plan]) -> bool:
+    def search(self, searched: Callable[[Graph, Mesh, Hardware, float], Plan]) -> bool:
         """Searches a plan, in more room while there is none in the last; False if none is found."""
         while self.plan is None:
             try:
@@ -103,7 +103,7 @@ def with_place_parts(
     best, nothing = known or whole, dict[Mesh, list[str]]()
     adopted = every = plan, nothing  # with what is noted of each mesh
     for _ in range(ROUNDS):
-        if not all(place.found(searched) for place in places):
+        if not all(place.search(searched) for place in places):
             break
         for mesh in dict.fromkeys(place.mesh for place in places):
             here = [place for place in places if place.mesh == mesh]
