@@ -231,7 +231,7 @@ def gathered() -> None:
     for strategy, mesh in (("fsdp", "dp=4"), ("hsdp", "outer=2,dp=2")):
         plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh=mesh, strategy=strategy)
         split, expected = autoshard.parallelize(model, plan), copy.deepcopy(model)
-        assert split._made[0].source.WEIGHT_BUCKETS, strategy
+        assert split._wrapped[0].source.WEIGHT_BUCKETS, strategy
         follows(expected, split, lambda each: cross_entropy(each(x), t))
         follows(expected, split, lambda each: cross_entropy(each(x) + each(x.flip(0)), t))  # two forwards, one backward
         assert split._step.spent and not split._step.lines, strategy  # they went together

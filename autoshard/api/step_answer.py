@@ -43,7 +43,7 @@ from autoshard.whole_step_search.step_request_space import searched_step, with_m
 class StepAnswer:
     """Result of a joint search, and its plan: of the graph at the batch of its micro-batch."""
 
-    found: JointResult
+    result: JointResult
     plan: PlannedModel
     program_seconds: float
 
@@ -179,8 +179,8 @@ def _fitting(
     sizes, too_much, room, fitting = [first.bytes], limit, limit, first if fits(first.bytes, limit) else None
 
     def within(room: float) -> _JointAnswer:
-        narrower = replace(first.asked, memory_limit_bytes=room)
-        return _best_answer(graph, hardware, narrower, origin, limit, stores, first.found)
+        narrower = replace(first.request, memory_limit_bytes=room)
+        return _best_answer(graph, hardware, narrower, origin, limit, stores, first.result)
 
     for attempt in range(ROUNDS):
         if fitting is not None:
@@ -205,26 +205,26 @@ def _fitting(
             room, fitting = middle, min(fitting, candidate, key=lambda step: step.seconds)
         else:
             too_much = middle
-    return fitting.found, fitting.graph, fitting.plan
+    return fitting.result, fitting.graph, fitting.plan
 
 
 @dataclass(frozen=True, eq=False)
 class _JointAnswer:
-    """Result `found` of a joint search, its plan of `graph`, and the request `asked` for it."""
+    """`result` of a joint search, its plan of `graph`, and the `request` for it."""
 
-    found: JointResult
+    result: JointResult
     graph: Graph
     plan: Plan
-    asked: SearchRequest
+    request: SearchRequest
 
     @property
     def bytes(self) -> float:
         """Peak bytes of its own program."""
-        return self.found.best.program_bytes
+        return self.result.best.program_bytes
 
     @property
     def seconds(self) -> float:
-        return self.found.best.program_seconds
+        return self.result.best.program_seconds
 
 
 def _best_answer(
@@ -248,8 +248,8 @@ def _best_answer(
         fewer = _fewer_parts(wanted, joint.best.problem.choice)
         if fewer is None:
             raise
-        retried = _best_answer(graph, hardware, fewer, origin, limit_bytes, stores, wider)
-        return replace(retried, found=replace(retried.found, undivided=((error.message, 1), *retried.found.undivided)))
+        answer = _best_answer(graph, hardware, fewer, origin, limit_bytes, stores, wider)
+        return replace(answer, result=replace(answer.result, undivided=((error.message, 1), *answer.result.undivided)))
 
 
 def _fewer_parts(wanted: SearchRequest, choice: ParallelConfig) -> SearchRequest | None:

@@ -216,9 +216,9 @@ def _searched_step(
 
     with step(f"searching steps of {wanted.devices} devices", options.json):
         answer = planned_step(captured, hardware, wanted)
-    message = step_text.as_dict(answer.found, wanted)
+    message = step_text.as_dict(answer.result, wanted)
     if not options.json:
-        print("\n".join([*step_text.summary(answer.found, wanted, terminal_width()), ""]))
+        print("\n".join([*step_text.summary(answer.result, wanted, terminal_width()), ""]))
     return answer.plan, message | {"program_seconds": answer.program_seconds}
 
 

@@ -27,16 +27,16 @@ class Faults:
     """Faults of a file, in its order. `place(key)` gives its name and line, e.g. `mine.toml:12`."""
 
     place: Callable[[str], str]
-    found: list[tuple[str, str]] = field(default_factory=list)
+    entries: list[tuple[str, str]] = field(default_factory=list)
 
     def note(self, key: str, message: str) -> None:
-        if all(key != other for other, _ in self.found):
-            self.found.append((key, message))
+        if all(key != other for other, _ in self.entries):
+            self.entries.append((key, message))
 
     def raise_all(self) -> None:
         """Raises InvalidFileError with a line for each fault, if there is one."""
-        if self.found:
-            places = [(*self.place(key).rpartition(":")[::2], key, message) for key, message in self.found]
+        if self.entries:
+            places = [(*self.place(key).rpartition(":")[::2], key, message) for key, message in self.entries]
             places.sort(key=lambda place: (place[0], int(place[1])))
             lines = [f"{file}:{line}: {key or 'the file'}: {message}" for file, line, key, message in places]
             more = f"{len(lines)} errors:\n  " if len(lines) > 1 else ""
@@ -79,7 +79,7 @@ class Table:
     data: dict[str, Any]
     faults: Faults
     path: str = ""
-    asked: dict[str, None] = field(default_factory=dict)
+    requested: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def fault(self, key: str, message: str) -> None:
@@ -89,7 +89,7 @@ class Table:
         return ".".join(part for part in (self.path, key) if part)
 
     def has(self, key: str) -> bool:
-        self.asked[key] = None
+        self.requested[key] = None
         return key in self.data
 
     def _get(self, key: str) -> Any:
@@ -100,7 +100,7 @@ class Table:
 
     def finish(self) -> None:
         """Notes faults for keys that are missing, and for those that are not read. Called once, after all is read."""
-        unknown = [key for key in self.data if key not in self.asked]
+        unknown = [key for key in self.data if key not in self.requested]
         for key in self.missing:
             near = difflib.get_close_matches(key, unknown, n=1)
             if near:
@@ -109,8 +109,8 @@ class Table:
             else:
                 self.fault(key, "is missing")
         for key in unknown:
-            near = difflib.get_close_matches(key, self.asked, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.asked)}"
+            near = difflib.get_close_matches(key, self.requested, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.requested)}"
             self.fault(key, f"unknown key {key!r}: {hint}")
 
     def table(self, key: str) -> Table:

@@ -405,7 +405,7 @@ class ClassWriter:
     def _sizes_read(self) -> list[str]:
         """Lines that read, off the inputs, the sizes that the code is written by."""
         lines = []
-        for kind, size in self.by_input.found.items():
+        for kind, size in self.by_input.inputs.items():
             if kind in self.by_input.used:
                 read = f"{self.naming.names[size.value]}.shape[{size.dim}]"
                 lines += statement(f"{self.by_input.names[kind]} = {read}", 2)

@@ -103,7 +103,7 @@ class _Options:
     """Plans that store parameters as `base` does."""
 
     def __init__(self, base: Sized, candidates: Sequence[Sized], workload: SizedRequest, held: Held) -> None:
-        self.asked = workload
+        self.wanted = workload
         self.plans = [one for one in candidates if _stored(one.plan) == _stored(base.plan)]
         outputs = _outputs(base.plan, workload.graph)
         self.plans = [one for one in self.plans if _outputs(one.plan, workload.graph) == outputs]
@@ -121,7 +121,7 @@ class _Options:
 
     def taken(self, chain: Sequence[Box]) -> Bucketed | None:
         """Best plan with these buckets; None if one would be empty. No size of the histogram need be left over."""
-        left = {n: dict(point.sizes) for n, point in enumerate(self.asked.points)}
+        left = {n: dict(point.sizes) for n, point in enumerate(self.wanted.points)}
         groups = []
         for box in chain:
             groups.append([n for n, sizes in left.items() if within(sizes, box)])
@@ -138,7 +138,7 @@ class _Options:
         return Bucketed(replace(main.plan, buckets=tuple(buckets)), tuple(seconds))
 
     def _seconds(self, one: Sized, group: Sequence[int]) -> float:
-        return sum(self.asked.points[n].weight * one.seconds[n] for n in group)
+        return sum(self.wanted.points[n].weight * one.seconds[n] for n in group)
 
     def _fitting(self, box: Box, main: Sized) -> list[Sized]:
         """Plans that need no more memory at the bucket's largest step than `main` at the largest step of all."""
@@ -147,8 +147,8 @@ class _Options:
 
     def _peak(self, number: int, box: Box) -> float:
         if (number, box) not in self._peaks:
-            there = resized(self.asked.graph, dict(box))
-            self._peaks[number, box] = self.asked.at(self.plans[number].plan, self.asked.graph, there).step_peak_bytes
+            there = resized(self.wanted.graph, dict(box))
+            self._peaks[number, box] = self.wanted.at(self.plans[number].plan, self.wanted.graph, there).step_peak_bytes
         return self._peaks[number, box]
 
 

@@ -32,9 +32,9 @@ class SizeInput:
 
 @dataclass
 class SizeTexts:
-    """Texts of sizes. `found`: key of what follows the sizes alike -> input that tells it; `used`: those requested."""
+    """Texts of sizes. `inputs`: key of what follows the sizes alike -> input that tells it; `used`: those requested."""
 
-    found: dict[Key, SizeInput]
+    inputs: dict[Key, SizeInput]
     names: dict[Key, str]
     used: set[Key] = field(default_factory=set)
 
@@ -48,9 +48,9 @@ class SizeTexts:
         count = len(next(iter(wanted)))
         needed = [n for n in range(count) if any(powers[n] for powers in wanted)]
         keys = {n: _key({_unit(n, count): Fraction(1)}) for n in needed}
-        if not needed or any(key not in self.found for key in keys.values()):
+        if not needed or any(key not in self.inputs for key in keys.values()):
             return None
-        shares = {n: self.found[key].polynomial[_unit(n, count)] for n, key in keys.items()}
+        shares = {n: self.inputs[key].polynomial[_unit(n, count)] for n, key in keys.items()}
         local = {
             powers: coeff / math.prod((shares[n] ** powers[n] for n in needed), start=Fraction(1))
             for powers, coeff in wanted.items()
@@ -65,8 +65,8 @@ class SizeTexts:
         constant = wanted.get((0,) * count, Fraction(0))
         for offset in dict.fromkeys((Fraction(0), constant)):
             left = {powers: coeff for powers, coeff in wanted.items() if not offset or any(powers)}
-            for keys in _groups(list(self.found)):
-                product = _product([self.found[key].polynomial for key in keys])
+            for keys in _groups(list(self.inputs)):
+                product = _product([self.inputs[key].polynomial for key in keys])
                 ratio = _ratio(left, product)
                 if ratio is not None and offset.denominator == 1:
                     self.used.update(keys)

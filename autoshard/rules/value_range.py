@@ -18,11 +18,11 @@ from autoshard.rules.operators import record
 
 
 class Range(NamedTuple):
-    """[low, high]; low > high: no number. `given`: numbers of the caller are among them, too, whatever these are."""
+    """[low, high]; low > high: no number. `external`: numbers of the caller are among them, too, whatever these are."""
 
     low: float
     high: float
-    given: bool = False
+    external: bool = False
 
     @property
     def empty(self) -> bool:
@@ -131,7 +131,7 @@ def _union(*ranges: Known) -> Known:
     known = [one for one in ranges if one is not None]
     if not known or len(known) < len(ranges):
         return None
-    return Range(min(r.low for r in known), max(r.high for r in known), any(r.given for r in known))
+    return Range(min(r.low for r in known), max(r.high for r in known), any(r.external for r in known))
 
 
 def _counted(at: Lengthened, op: Op) -> Known:
@@ -177,7 +177,7 @@ def _corners(function: Callable[[float, float], float]) -> Callable[[Lengthened,
             ends = [function(x, y) for x in a[:2] for y in b[:2]]
         except (ArithmeticError, ValueError):
             return None
-        return None if any(map(math.isnan, ends)) else Range(min(ends), max(ends), a.given or b.given)
+        return None if any(map(math.isnan, ends)) else Range(min(ends), max(ends), a.external or b.external)
 
     return found
 
@@ -199,7 +199,7 @@ def _one(function: Callable[[float], float]) -> Callable[[Lengthened, Op], Known
         if span is None or span.empty:
             return span
         ends = sorted(map(function, span[:2]))
-        return Range(ends[0], ends[1], span.given)
+        return Range(ends[0], ends[1], span.external)
 
     return found
 
@@ -208,7 +208,7 @@ def _magnitude(at: Lengthened, op: Op) -> Known:
     span = _operand(at, op, 0)
     if span is None or span.empty or span.low >= 0:
         return span
-    return Range(max(0, -span.high), max(-span.low, span.high), span.given)
+    return Range(max(0, -span.high), max(-span.low, span.high), span.external)
 
 
 def _logarithm(x: float) -> float:
@@ -225,7 +225,7 @@ def _cast(at: Lengthened, op: Op) -> Known:
         return span
     slack = 0.0 if "int" in at.graph.tensor(str(op.operands[0])).dtype else ROUNDING_ERROR
     low, high = span.low - slack * max(1, abs(span.low)), span.high + slack * max(1, abs(span.high))
-    return Range(_whole(low), _whole(high), span.given)
+    return Range(_whole(low), _whole(high), span.external)
 
 
 def _whole(x: float) -> float:
@@ -238,7 +238,7 @@ def _summed(at: Lengthened, op: Op) -> Known:
     if span is None or span.empty or not isinstance(dim, int):
         return None
     count = at.size(op.results[0], dim)
-    return Range(min(span.low, span.low * count), max(span.high, span.high * count), span.given)
+    return Range(min(span.low, span.low * count), max(span.high, span.high * count), span.external)
 
 
 def _clamped(at: Lengthened, op: Op) -> Known:
@@ -246,7 +246,7 @@ def _clamped(at: Lengthened, op: Op) -> Known:
     low, high = at.argument(op, "min", -math.inf), at.argument(op, "max", math.inf)
     if span is None or low is None or high is None or len([x for x in op.operands if x is not None]) > 1:
         return None
-    return span if span.empty else Range(min(max(span.low, low), high), min(max(span.high, low), high), span.given)
+    return span if span.empty else Range(min(max(span.low, low), high), min(max(span.high, low), high), span.external)
 
 
 def _remainder(at: Lengthened, op: Op) -> Known:
@@ -267,7 +267,7 @@ def _end(at: Lengthened, op: Op, of: Callable[[float, float], float]) -> Known:
     a, b = (r or Range(-math.inf, math.inf) for r in (_operand(at, op, 0), _operand(at, op, 1)))
     if a.empty or b.empty:
         return None
-    return Range(of(a.low, b.low), of(a.high, b.high), a.given or b.given)
+    return Range(of(a.low, b.low), of(a.high, b.high), a.external or b.external)
 
 
 def _chosen(at: Lengthened, op: Op) -> Known:
@@ -279,15 +279,15 @@ def _chosen(at: Lengthened, op: Op) -> Known:
         name, span = condition.operands[0], at.range(condition.operands[0])
         if span is not None and "int" in at.graph.tensor(name).dtype:
             limit = math.ceil(limit)
-            below = at.where(name, Range(span.low, min(span.high, limit - 1), span.given))
-            above = at.where(name, Range(max(span.low, limit), span.high, span.given))
+            below = at.where(name, Range(span.low, min(span.high, limit - 1), span.external))
+            above = at.where(name, Range(max(span.low, limit), span.high, span.external))
     sides = [_operand(side, op, i, word) for side, i, word in ((below, 1, "self"), (above, 2, "other"))]
     said = [span for side, span in zip((below, above), sides, strict=True) if not _never(side)]
     return _union(*said)
 
 
 def _never(side: Lengthened) -> bool:
-    return any(span is not None and span.empty and not span.given for span in side.known.values())
+    return any(span is not None and span.empty and not span.external for span in side.known.values())
 
 
 def _replaced(at: Lengthened, op: Op) -> Known:

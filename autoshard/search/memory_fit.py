@@ -101,7 +101,7 @@ def _by_step(task: SearchTask) -> tuple[Levelled, str] | None:
         choice = attempt(steps.first)
     if choice is None:
         return None
-    return task.levelled(choice, task.solver), next(name for name, other in steps.found if other == choice)
+    return task.levelled(choice, task.solver), next(name for name, other in steps.plans if other == choice)
 
 
 def _by_sum(task: SearchTask) -> tuple[Levelled, str]:

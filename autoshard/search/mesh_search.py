@@ -35,7 +35,7 @@ class _Tried:
     bound_seconds: float
     outcome: str = ""
     task: SearchTask | None = None
-    found: SolvedLevel | None = None
+    solved: SolvedLevel | None = None
 
 
 def meshes(hardware: Hardware, devices: int) -> tuple[Mesh, ...]:
@@ -85,7 +85,7 @@ def search_meshes(
     candidates, clock = meshes(hardware, request.devices), options.clock
     begun = _begun(candidates, graph, hardware, request, options, log)
     for number, mesh in enumerate(sorted(candidates, key=lambda mesh: _styled(begun.get(mesh)))):
-        leader = min((_best_figure(t) for t in tried if t.found), default=math.inf)
+        leader = min((_best_figure(t) for t in tried if t.solved), default=math.inf)
         if clock.over and leader < math.inf:
             tried.append(_Tried(mesh, 0.0, "out of time"))
             continue
@@ -100,7 +100,7 @@ def search_meshes(
             tried.append(
                 _Tried(mesh, 0.0, "no plan found that fits" if isinstance(error, InfeasibleError) else "not possible")
             )
-    if not any(t.found for t in tried):
+    if not any(t.solved for t in tried):
         raise _of_others(of_all_meshes(errors), len(errors) - 1, request.devices)
     tried.sort(key=lambda t: candidates.index(t.mesh))
     return _chosen(tried, request.level, options)
@@ -128,8 +128,8 @@ def _styled(task: SearchTask | None) -> tuple[float, float]:
 
 def _best_figure(tried: _Tried) -> float:
     """Upper bound of the mesh's figure: as found, or as the best known style."""
-    assert tried.found is not None and tried.task is not None
-    return min(_figure(tried.found, tried.task.level), _styled(tried.task)[0])
+    assert tried.solved is not None and tried.task is not None
+    return min(_figure(tried.solved, tried.task.level), _styled(tried.task)[0])
 
 
 def of_all_meshes(errors: Sequence[UserError]) -> UserError:
@@ -172,14 +172,14 @@ def _figure(result: SolvedLevel, level: int) -> float:
 
 def _chosen(tried: list[_Tried], level: int, options: Options) -> Plan:
     """Simulates the contenders of the best few meshes, and keeps the best plan."""
-    done = sorted((t for t in tried if t.found), key=_best_figure)
+    done = sorted((t for t in tried if t.solved), key=_best_figure)
     limit = NEAR * _best_figure(done[0])
     plans: dict[Mesh, Plan] = {}
     for t in done[:FINALISTS]:
         if t is done[0] or (_best_figure(t) <= limit and not options.clock.over):
             assert t.task is not None
             task = replace(t.task, options=options)
-            plans[t.mesh] = best(task, _present(t.found))
+            plans[t.mesh] = best(task, _present(t.solved))
     winner = min(plans.values(), key=lambda plan: _plan_figure(plan, level))
     rows = [_row(t, plans, winner, level) for t in tried]
     order = sorted(rows, key=lambda row: (row.predicted_seconds == 0.0, row.predicted_seconds))
@@ -193,9 +193,9 @@ def _plan_figure(plan: Plan, level: int) -> float:
 
 
 def _row(tried: _Tried, plans: dict[Mesh, Plan], winner: Plan, level: int) -> MeshTried:
-    if tried.found is None:
+    if tried.solved is None:
         return MeshTried(tried.mesh, tried.outcome, tried.bound_seconds)
-    plan = plans.get(tried.mesh, tried.found.plan)
+    plan = plans.get(tried.mesh, tried.solved.plan)
     slower = level == SPEED and plan.predicted_seconds > winner.predicted_seconds
     outcome = "chosen" if tried.mesh == winner.mesh else "slower" if slower else "not better"
     return MeshTried(tried.mesh, outcome, tried.bound_seconds, plan.predicted_seconds, plan.predicted_peak_bytes)

@@ -76,7 +76,7 @@ def _certificate(task: SearchTask, result: SolvedLevel, plan: Plan) -> Certifica
     levelled = result.levelled
     objective, bound, outcome = levelled.objective, levelled.bound, levelled.status
     if task.level == SPEED:
-        known = [choice for _, choice in task.steps.found] or [levelled.solution.choice]
+        known = [choice for _, choice in task.steps.plans] or [levelled.solution.choice]
         with timed(task.log, "bounding the step"), watched(task.clock):
             objective, bound = plan.predicted_seconds, task.steps.bound(known)
         bound = proved(objective, bound)
@@ -149,10 +149,10 @@ def _others(task: SearchTask, result: SolvedLevel) -> Iterator[tuple[str, Choice
         yield from between(task, result.target_bytes, fastest.peak_bytes)
     if task.request.strategy in STYLES:  # what every plan is compared with
         yield "least sum of the style's costs", task.quickly(task.formulation.problem).choice
-    if task.by_step and any(choice == best.choice for _, choice in task.steps.found):  # it fits without the limit
+    if task.by_step and any(choice == best.choice for _, choice in task.steps.plans):  # it fits without the limit
         yield from task.steps.others()
         return
-    limited = bool(task.by_step and task.steps.found)
+    limited = bool(task.by_step and task.steps.plans)
     if limited:
         yield from _within_limit(task, result.target_bytes)
     site_parts = parts(task.formulation, best.choice)

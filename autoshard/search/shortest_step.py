@@ -163,7 +163,7 @@ def heaviest(used: Sequence[Floats], allowed: NDArray[np.bool_]) -> tuple[Floats
 
 
 class StepSearch:
-    """Plans and the bound of one formulation, whatever memory they need. `found`: the plans so far, (name, choice).
+    """Plans and the bound of one formulation, whatever memory they need. `plans`: those so far, (name, choice).
 
     `used`: of each what it roughly occupies."""
 
@@ -176,7 +176,7 @@ class StepSearch:
         self.sketched = exact_work(self.problem) > MUCH_WORK
         self.by_shares = True  # until their tables turn out too large, whatever the prices
         self.weights = in_a_row(self.resources)
-        self.found: list[tuple[str, Choice]] = []
+        self.plans: list[tuple[str, Choice]] = []
         self.used: list[Floats] = []
         self.bounded: StepBound | None = None
         self.leading = self.resources  # what the bound is made of
@@ -191,7 +191,7 @@ class StepSearch:
             self.weights = self.weights + _FAR * (far - self.weights)
             if attempt(self._next, self._name(), EACH) is None:
                 break
-        return self.found[self._ranked()[0]][1]
+        return self.plans[self._ranked()[0]][1]
 
     def others(self) -> Iterator[tuple[str, Choice]]:
         """(name, choice): the others so far that seem near the best, the least sum of costs and of a part of them, the
@@ -212,15 +212,15 @@ class StepSearch:
         """Plans worth simulating: the shortest by the estimate first, then by the middle between the estimate and the
         sum of costs. A step lies between these; with many axes, little of what may overlap does."""
         longest = [self.resources.longest(used) for used in self.used]
-        middle = [step + objective(self.problem, choice) for step, (_, choice) in zip(longest, self.found, strict=True)]
+        middle = [step + objective(self.problem, choice) for step, (_, choice) in zip(longest, self.plans, strict=True)]
         hopeful = [i for i in self._ranked() if longest[i] <= _HOPEFUL * min(longest)]
-        distinct = {self.found[i][1]: i for i in sorted(range(len(middle)), key=lambda i: -middle[i])}
+        distinct = {self.plans[i][1]: i for i in sorted(range(len(middle)), key=lambda i: -middle[i])}
         likely = [i for i in reversed(distinct.values()) if middle[i] <= _LIKELY * min(middle)]
-        return [self.found[i] for i in dict.fromkeys([*hopeful, *likely[:MOST_LIKELY]])]
+        return [self.plans[i] for i in dict.fromkeys([*hopeful, *likely[:MOST_LIKELY]])]
 
     def _ranked(self) -> list[int]:
-        """Indices into `found`, the shortest by the estimate first."""
-        return sorted(range(len(self.found)), key=lambda i: self.resources.longest(self.used[i]))
+        """Indices into `plans`, the shortest by the estimate first."""
+        return sorted(range(len(self.plans)), key=lambda i: self.resources.longest(self.used[i]))
 
     def bound(self, known: Sequence[Choice]) -> StepBound:
         """Begun with the resources that the plans `known` occupy most."""
@@ -239,12 +239,12 @@ class StepSearch:
     def _of_bound(self) -> Iterator[tuple[str, Choice]]:
         """The least plans of the bound's weights, those that are near the best so far by the estimate."""
         longest = min(map(self.resources.longest, self.used), default=math.inf)
-        tried = dict.fromkeys(tuple(choice) for _, choice in self.bound([c for _, c in self.found]).tried)
+        tried = dict.fromkeys(tuple(choice) for _, choice in self.bound([c for _, c in self.plans]).tried)
         used = {choice: self.resources.longest(self.resources.roughly_used(choice)) for choice in tried}
         near = sorted((seconds, choice) for choice, seconds in used.items() if seconds <= _HOPEFUL * longest)
         for _, choice in near[:EACH]:
             self._take("least of the bound's weights", choice)
-            yield self.found[-1]
+            yield self.plans[-1]
 
     def _next(self, name: str, rounds: int) -> Choice | None:
         return self._solved(name, self.resources.likely(self.weights), rounds)
@@ -267,7 +267,7 @@ class StepSearch:
         return state.choice
 
     def _take(self, name: str, choice: Choice) -> None:
-        self.found.append((name, choice))
+        self.plans.append((name, choice))
         self.used.append(self.resources.roughly_used(choice))
 
     def _name(self) -> str:
@@ -284,7 +284,7 @@ class StepSearch:
         ranked = self._ranked()[:2]
         if len(ranked) < 2:
             return None
-        first, second = (self.found[i][1] for i in ranked)
+        first, second = (self.plans[i][1] for i in ranked)
         mixed = [
             (self.resources.longest(self.resources.roughly_used(choice)), choice)
             for _, choice in mixtures(self.problem, first, second, CUTS)

@@ -32,7 +32,7 @@ class _LowWeights:
         self.ops: list[Op] = []
         self.tensors: dict[str, Tensor] = {}
         self.same: dict[str, str] = {}  # a cast that the model's own comes after -> the one before it
-        self.made: dict[tuple[str, str], str] = {}
+        self.casts: dict[tuple[str, str], str] = {}
 
     def run(self) -> Graph:
         for op in self.graph.ops:
@@ -42,9 +42,9 @@ class _LowWeights:
     def _add(self, op: Op) -> None:
         first = op.operands[0] if op.operands else None
         if op.target == CAST and first in self.wide and self.graph.tensor(op.results[0]).dtype == self.low:
-            known = self.made.get((str(first), self.low))
+            known = self.casts.get((str(first), self.low))
             if known is None:
-                self.made[str(first), self.low] = op.results[0]
+                self.casts[str(first), self.low] = op.results[0]
                 self.ops.append(op)
             elif known != op.results[0]:
                 self.same[op.results[0]] = known
@@ -65,11 +65,11 @@ class _LowWeights:
         self.ops.append(self._op(rows, result, "float32", op))
 
     def _cast(self, weight: str, value: str, dtype: str, user: Op) -> str:
-        if (weight, dtype) not in self.made:
-            result = self.made[weight, dtype] = f"{weight}_{dtype}"
+        if (weight, dtype) not in self.casts:
+            result = self.casts[weight, dtype] = f"{weight}_{dtype}"
             self.tensors[result] = replace(self.graph.tensor(weight), name=result, dtype=dtype)
             self.ops.append(self._op(value, result, dtype, user))
-        return self.made[weight, dtype]
+        return self.casts[weight, dtype]
 
     def _op(self, value: str, result: str, dtype: str, user: Op) -> Op:
         return Op(result, CAST, (value,), (("dtype", dtype),), (result,), user.module)

@@ -51,14 +51,14 @@ TIMEOUT_SECONDS = 900.0
 class Case:
     """`graph` is the model's, captured with the arguments that the reference was built with.
 
-    `noise`: effect of rounding on the reference; `own`: a step of the original in its own precision, or why there is
-    none; `notes` name what could not be replaced (inputs, parameters near the constructor's).
+    `noise`: effect of rounding on the reference; `native_step`: a step of the original in its own precision, or why
+    there is none; `notes` name what could not be replaced (inputs, parameters near the constructor's).
     """
 
     graph: Graph
     reference: Reference
     noise: Noise | None = None
-    own: TrainingPrecisionStep | str = ""
+    native_step: TrainingPrecisionStep | str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -223,13 +223,13 @@ def check_folder(
     least = [f"{size.name}={size.least}" for size in case.graph.dynamic]
     options = started_train.arguments(folder, program.loss is not None, least)
     refused = _refused(case) if own_precision else ""
-    starts = options if own_precision and not isinstance(case.own, str) else ()
+    starts = options if own_precision and not isinstance(case.native_step, str) else ()
     try:
         run = _on_servers if served else _RUNNERS[backend]
         results, failed = run(folder, job_of(program, case.reference), program, timeout_seconds, starts)
         own_errors: list[Error] = []
-        if own_precision and isinstance(case.own, TrainingPrecisionStep):
-            own_errors = check_precision(case.own, case.reference, program, folder, timeout_seconds)
+        if own_precision and isinstance(case.native_step, TrainingPrecisionStep):
+            own_errors = check_precision(case.native_step, case.reference, program, folder, timeout_seconds)
     except (RankFailed, LockstepError) as error:
         return replace(proof, crash=str(error), seconds=time.monotonic() - start)
     errors = [*compare_stages(program, case.reference, results, case.noise), *own_errors]
@@ -243,8 +243,8 @@ def check_folder(
 
 def _refused(case: Case) -> str:
     """Explains why the package's own precision can't be checked; "" if it can."""
-    if isinstance(case.own, str):
-        return f"{case.own}; nor was train.py started" if case.own else ""
+    if isinstance(case.native_step, str):
+        return f"{case.native_step}; nor was train.py started" if case.native_step else ""
     return ""
 
 

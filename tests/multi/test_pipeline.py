@@ -157,7 +157,7 @@ def test_values_skip_stages(mesh: str, step: dict[str, object]) -> None:
 def test_stages_in_lockstep_with_a_step_in_their_own_precision(mesh: str, step: dict[str, object]) -> None:
     plan = planned(mesh, 1, cut=2, **step)
     program = lower(plan, captured())
-    assert isinstance(case().own, TrainingPrecisionStep)
+    assert isinstance(case().native_step, TrainingPrecisionStep)
     proof = check_files(case(), program, emit(program, plan, captured()), "lockstep", 120.0, own_precision=True)
     assert proof.passed, proof.failure
     assert not proof.unverified

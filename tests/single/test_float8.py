@@ -194,7 +194,7 @@ def test_packages(name: str, mesh: str) -> None:
     targets = [step.target for step in program.instructions if isinstance(step, Compute) and "linear" in step.target]
     assert [target for target in targets if "float8" not in target] == ["aten.linear"]
     assert "float8_linear(" in files["model_parallel.py"] and "## Float8" in files["README.md"]
-    assert isinstance(case.own, TrainingPrecisionStep)
+    assert isinstance(case.native_step, TrainingPrecisionStep)
     proof = check_files(case, program, files, own_precision=True)
     assert proof.passed and not proof.unverified, proof.failure
 

@@ -385,7 +385,7 @@ def answer(norm: bool, **options: Any) -> StepAnswer:
 
 def test_a_weight_of_all_layers_leaves_one_part_to_a_stage() -> None:
     """Nobody asked for several, each of which would train it."""
-    joint = answer(False, stages=2).found
+    joint = answer(False, stages=2).result
     assert joint.best.problem.choice.virtual_stages == 1
     assert any("would train shared.weight" in reason for reason, _ in joint.undivided)
 
@@ -401,7 +401,7 @@ def test_a_step_that_no_plan_can_be_made_of_gives_way_to_fewer_parts(monkeypatch
     with pytest.raises(UsageError, match="changes in part 0 of the pipeline"):
         answer(True, stages=2, virtual_stages=1)
     monkeypatch.setattr("autoshard.api.step_answer.searched_step", staged)
-    joint = answer(True).found
+    joint = answer(True).result
     assert joint.best.problem.choice.stages == 1
     assert "changes in part 0 of the pipeline" in joint.undivided[0][0]
 

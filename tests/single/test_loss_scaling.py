@@ -60,7 +60,7 @@ def made(mesh: str, seed: int = 0) -> tuple[Program, dict[str, str]]:
 def test_a_step_in_float16_is_verified(mesh: str) -> None:
     graph = captured(SPEC, {}, "fp16-mixed")
     case = make_case(SPEC, {}, graph)
-    assert not isinstance(case.own, str) and case.own.scale > 1
+    assert not isinstance(case.native_step, str) and case.native_step.scale > 1
     for seed in range(3):
         program, files = made(mesh, seed)
         proof = check_files(case, program, files, own_precision=True)

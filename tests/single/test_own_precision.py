@@ -58,7 +58,7 @@ def made(seed: int = 0) -> tuple[Case, Program, dict[str, str]]:
 def test_a_package_in_its_own_precision() -> None:
     for seed in range(3):
         case, program, files = made(seed)
-        assert isinstance(case.own, TrainingPrecisionStep) and [x.dtype for x in case.own.outputs] == [
+        assert isinstance(case.native_step, TrainingPrecisionStep) and [x.dtype for x in case.native_step.outputs] == [
             torch.float32,
             torch.bfloat16,
         ]

@@ -118,7 +118,7 @@ def test_the_best_chain_is_that_of_all_assignments() -> None:
         seconds = [tuple(draw.random() for _ in points) for _ in range(3)]
         plans = [Sized(str(n), cast(Plan, _Step(n)), times) for n, times in enumerate(seconds)]
         options = object.__new__(_Options)
-        options.asked = cast(SizedRequest, SimpleNamespace(points=points))
+        options.wanted = cast(SizedRequest, SimpleNamespace(points=points))
         options.plans = options.largest = plans
         options._peaks = {(n, point.sizes): 1.0 for n in range(3) for point in points}
         costs = []

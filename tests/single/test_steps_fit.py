@@ -26,16 +26,16 @@ def test_the_program_of_a_step_fits_where_it_holds_more_than_its_blocks(level: i
     model = verbs.capture(str(GPT2), arguments=sizes)
     step = StepRequest(global_batch=8, micro_batch=4, recompute="none,full", stages=1)
     wanted = SearchRequest(devices=1, step=step, level=level)
-    free = planned_step(model, hardware(), wanted).found
+    free = planned_step(model, hardware(), wanted).result
     limit = free.best.peak_bytes
     assert free.best.program_bytes > limit, "this model's blocks count no less"
     answer = planned_step(model, hardware(), replace(wanted, memory_limit_bytes=limit))
-    assert answer.found.best.program_bytes <= limit == answer.plan.plan.capacity_bytes
-    assert answer.found.best.problem.capacity_bytes < limit
-    assert answer.found.bound == pytest.approx(free.bound), "the bound is of the limit"
+    assert answer.result.best.program_bytes <= limit == answer.plan.plan.capacity_bytes
+    assert answer.result.best.problem.capacity_bytes < limit
+    assert answer.result.bound == pytest.approx(free.bound), "the bound is of the limit"
     assert "searched within" in " ".join(answer.plan.plan.search.step_messages)
     with pytest.raises(InfeasibleError, match="no plan was found whose step fits in") as caught:
-        least = planned_step(model, hardware(), replace(wanted, level=1)).found.best
+        least = planned_step(model, hardware(), replace(wanted, level=1)).result.best
         planned_step(model, hardware(), replace(wanted, memory_limit_bytes=least.peak_bytes))
     assert not caught.value.proven
 
@@ -55,12 +55,12 @@ def test_searches_of_less_room_come_to_fit_split_no_block_anew_and_try_what_lies
 
     monkeypatch.setattr("autoshard.whole_step_search.front_store.block_splits", counted)
     wanted = SearchRequest(devices=2, step=StepRequest(global_batch=8))
-    free = planned_step(model, hardware(), wanted).found.best
+    free = planned_step(model, hardware(), wanted).result.best
     once = len(split)
     tight = replace(wanted, memory_limit_bytes=0.85 * free.program_bytes)
-    result = planned_step(model, hardware(), tight).found
+    result = planned_step(model, hardware(), tight).result
     assert result.best.program_bytes <= 0.85 * free.program_bytes
     assert result.best.problem.capacity_bytes < 0.85 * free.program_bytes, "one search is enough"
     assert len(split) == 2 * once
     monkeypatch.setattr("autoshard.api.step_answer.ROUGHLY", 1.0)
-    assert result.best.program_seconds < planned_step(model, hardware(), tight).found.best.program_seconds
+    assert result.best.program_seconds < planned_step(model, hardware(), tight).result.best.program_seconds

@@ -158,4 +158,4 @@ def odd() -> Built:
 
 def test_tensors_without_elements_and_inputs_with_a_gradient() -> None:
     case = verified("odd")
-    assert not isinstance(case.own, str), case.own
+    assert not isinstance(case.native_step, str), case.native_step

@@ -385,7 +385,7 @@ def test_what_a_clock_may_have_ended_is_not_kept(tmp_path: Path) -> None:
         steps = StepCache(formulation, clock, answers, lambda: StepSearch(formulation, clock))
         assert steps.first() is not None
         list(steps.others())
-        assert steps.bound([choice for _, choice in steps.found]) > 0
+        assert steps.bound([choice for _, choice in steps.plans]) > 0
         return answers
 
     assert not asked(Clock(3600.0)).new

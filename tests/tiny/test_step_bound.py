@@ -242,7 +242,7 @@ def test_other_plans_are_found_between_and_beside() -> None:
     first = search.first()
     assert first is not None
     others = list(search.others())
-    known = [choice for _, choice in search.found]
+    known = [choice for _, choice in search.plans]
     assert first in known and {choice for _, choice in others} <= {*known}
     shortest = [search.resources.longest(search.resources.roughly_used(choice)) for choice in (first, *known)]
     assert shortest[0] == min(shortest[: 1 + len(known) - len(others)])
@@ -253,7 +253,7 @@ def test_where_tables_are_too_large_plans_are_still_by_the_step(monkeypatch: pyt
     monkeypatch.setattr(reader_shares, "SOON_ENTRIES", 1)
     monkeypatch.setattr(ReaderShares, "search", counted := Counted(ReaderShares.search))
     search = StepSearch(made("dp=2,tp=8", *SIZES[1]))
-    assert search.first() is not None and len(search.found) > 1
+    assert search.first() is not None and len(search.plans) > 1
     assert len([arg for arg in counted.first if arg is search.shares]) == 1  # with other prices they are as large
     assert len(list(search.others())) > 0
 

@@ -83,6 +83,6 @@ def test_plans_between_what_is_occupied_most_and_all_costs_are_simulated(monkeyp
         longest = search.resources.longest(search.resources.roughly_used(choice))
         return longest + objective(formulation.problem, choice)
 
-    known = {choice: middle(choice) for _, choice in search.found}
+    known = {choice: middle(choice) for _, choice in search.plans}
     assert known[others[0]] == min(known.values()) and len(others) == len(set(others)) <= 3
-    assert {"least use of bottlenecks, and costs", "critical path, and costs"} <= {name for name, _ in search.found}
+    assert {"least use of bottlenecks, and costs", "critical path, and costs"} <= {name for name, _ in search.plans}

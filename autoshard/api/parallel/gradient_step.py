@@ -63,7 +63,7 @@ class GradientStep:
     """
 
     def __init__(self, model: RankModel) -> None:
-        self.made, self.open = model, contextlib.ExitStack()
+        self.model, self.open = model, contextlib.ExitStack()
         self.lines: weakref.WeakSet[Line] = weakref.WeakSet()  # of forwards without a backward so far
         self.spent: weakref.WeakSet[Line] = weakref.WeakSet()
         self.running, self.backward = False, -1
@@ -71,16 +71,16 @@ class GradientStep:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by original name, as they are at the first forward."""
-        return self.made.parameters()
+        return self.model.parameters()
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
         """Context of a forward: blocks of weights are gathered together, one ahead, in it and in its backward."""
-        buckets = self.made.source.WEIGHT_BUCKETS
+        buckets = self.model.source.WEIGHT_BUCKETS
         if not buckets:
             yield
             return
-        line = Line(self.made.mesh, self.parameters, buckets, next(_LINES))
+        line = Line(self.model.mesh, self.parameters, buckets, next(_LINES))
         try:
             yield
         finally:
@@ -94,7 +94,7 @@ class GradientStep:
         """Begins at the first gradient that reaches one of these; where a backward makes them again, it goes on."""
         if self.running and self.backward != _backward():
             self._abandon()
-        if self.made.buckets or self.made.source.WEIGHT_BUCKETS:
+        if self.model.buckets or self.model.source.WEIGHT_BUCKETS:
             for output in outputs:
                 if output.grad_fn is not None:
                     output.grad_fn.register_prehook(self._begin)
@@ -104,7 +104,7 @@ class GradientStep:
             self.running, self.backward = True, _backward()
             self.open = contextlib.ExitStack()
             several = max(1, len(self.lines))  # a forward's gradients come by themselves
-            self.open.enter_context(reducing(self.made.mesh, self.parameters, self.made.buckets, several))
+            self.open.enter_context(reducing(self.model.mesh, self.parameters, self.model.buckets, several))
             Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:

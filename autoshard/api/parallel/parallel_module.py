@@ -72,7 +72,7 @@ class ParallelModule(HeldModule):
     ) -> None:
         super().__init__()
         self.micro_batches = micro_batches
-        self._made: list[Any] = [part, call, planned]  # in a list: nn.Module would list the rank's module as a child
+        self._wrapped: list[Any] = [part, call, planned]  # in a list: nn.Module would list the rank's module as a child
         self._complex = complex_buffers(original)
         self._step = GradientStep(part)
         self._sizes: Mapping[str, int] = {}  # dynamic ones, of the last call
@@ -94,7 +94,7 @@ class ParallelModule(HeldModule):
 
     def train(self, mode: bool = True) -> Self:
         """The mode is the plan's: UsageError for the other one."""
-        if mode != self._made[0].program.training:
+        if mode != self._wrapped[0].program.training:
             planned, other = ("training", "training=False") if not mode else ("inference", "training=True")
             raise UsageError(f"this model was planned for {planned}", f"parallelize with a plan made with {other}")
         super().train(mode)
@@ -103,20 +103,20 @@ class ParallelModule(HeldModule):
     def input_parts(self) -> dict[str, tuple[slice, ...]]:
         """Slices of each input that this rank needs: all that its loader has to read. A dim that is sharded in blocks
         is whole."""
-        program, mesh = self._made[0].program, self._made[0].mesh
+        program, mesh = self._wrapped[0].program, self._wrapped[0].mesh
         values = {name: program.value(name) for name in program.inputs}
         return {name: held_slices(one.shape, str(one.layout), mesh) for name, one in values.items()}
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The original's state dict, whole and on the CPU of rank 0, empty on the others; every rank must call it."""
-        return of_pairs(full_state_dict(self._made[0].module), self._complex)
+        return of_pairs(full_state_dict(self._wrapped[0].module), self._complex)
 
     def grad_scaler(self, scale: float | None = None) -> LossScaler:
         """Loss scaler of a plan in fp16-mixed, used as torch.amp.GradScaler is: all ranks leave out the same steps.
 
         `scale`: the first; without it torch's.
         """
-        return LossScaler(self._made[0].mesh, scale)
+        return LossScaler(self._wrapped[0].mesh, scale)
 
     def backward(self, batches: Sequence[Any], scaler: LossScaler | None = None) -> Tensor:
         """The gradients of a step: forward and backward of each of its `micro_batches`; returns their mean loss.
@@ -125,7 +125,7 @@ class ParallelModule(HeldModule):
         Gradients are summed over devices once; a mean over labels is one over those of all micro-batches. `scaler`: of
         `grad_scaler`, by whose scale the gradients are then larger.
         """
-        part, call, _ = self._made
+        part, call, _ = self._wrapped
         if part.program.loss is None or call.summed:
             raise UsageError(
                 "this plan has no loss to go backward from", "a loss in the model or loss=…; or loss.backward()"
@@ -137,7 +137,7 @@ class ParallelModule(HeldModule):
 
     def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """This rank's parts of the inputs of a call."""
-        part, call, planned = self._made
+        part, call, planned = self._wrapped
         actual, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
         if actual.form != call.form:
             raise UsageError(difference(call, actual), _AGAIN)
@@ -148,10 +148,10 @@ class ParallelModule(HeldModule):
 
     def _shape(self, value: LocalValue) -> tuple[int, ...]:
         """Global shape of a value in this call."""
-        return shape_at(self._made[0].graph, value.tensor, self._sizes) if self._sizes else value.shape
+        return shape_at(self._wrapped[0].graph, value.tensor, self._sizes) if self._sizes else value.shape
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        part, call, _ = self._made
+        part, call, _ = self._wrapped
         outputs = run_on_ranks(part, self._locals(args, kwargs), self._step)
         values = [part.program.value(name) for name in part.program.outputs]
         wholes = [
@@ -166,7 +166,7 @@ class ParallelModule(HeldModule):
         return rebuilt(call.returned, wholes[1:] if call.summed else wholes)
 
     def _local(self, value: LocalValue, x: Tensor) -> Tensor:
-        mesh, name = self._made[0].mesh, value.name
+        mesh, name = self._wrapped[0].mesh, value.name
         layout, shape = str(value.layout), self._shape(value)
         dtype: torch.dtype = getattr(torch, value.dtype)
         if x.dtype != dtype and not (x.is_floating_point() and dtype.is_floating_point):

@@ -106,7 +106,7 @@ class CallRecorder:
         """Note that the numbers of `tensor` come from something that no call shows."""
         self.unknown.add(self._storage(tensor))
 
-    def given(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    def note_values(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Note that the numbers of `tensor` are `values`, not the result of a call."""
         self.named[self._place(tensor)] = f"%{self._leaf(values)}"
 
@@ -165,10 +165,10 @@ class CallRecorder:
         if storage not in self.writers and self._place(tensor) not in self.named:
             return ()
         reference = self._reference(tensor)
-        numbers = self._kept(reference, storage)
+        numbers = self._recipe_steps(reference, storage)
         while numbers and (source := self.steps[numbers[-1]].source) and self._target(numbers[-1]) == reference:
             reference, storage = source
-            numbers = self._kept(reference, storage)
+            numbers = self._recipe_steps(reference, storage)
         if not numbers:
             return ()
         order = {step: position for position, step in enumerate(numbers)}
@@ -176,7 +176,7 @@ class CallRecorder:
         last = _moved(reference, order)
         return tuple(calls) if last == f"%{len(calls) - 1}" else (*calls, RecipeCall("result", (last,), ()))
 
-    def _kept(self, reference: str, storage: int) -> list[int]:
+    def _recipe_steps(self, reference: str, storage: int) -> list[int]:
         """The steps of the recipe; [] where there is none."""
         wanted = self._needed(_step_of(reference), storage) if reference != _UNKNOWN else None
         numbers = self._used(self._uncovered(wanted), _step_of(reference)) if wanted else []

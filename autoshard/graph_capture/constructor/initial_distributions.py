@@ -69,7 +69,7 @@ class InitWatcher(TorchDispatchMode):
 
     def literal(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
         """Note that `tensor` was made from these values, and has none itself."""
-        self.recorder.given(tensor, values)
+        self.recorder.note_values(tensor, values)
         if values.numel() == 1 and not values.is_complex():
             self.known[_storage(tensor)] = (tensor.untyped_storage(), ("constant", float(values)))
 

@@ -29,7 +29,7 @@ def placed(where: str) -> Iterator[Callable[[], bool]]:
             yield lambda: False
         return
     with torch.device(where), _Questions() as questions:
-        yield lambda: questions.asked and where == "meta"
+        yield lambda: questions.is_meta_read and where == "meta"
 
 
 def needs_values(error: BaseException) -> bool:
@@ -40,11 +40,11 @@ def needs_values(error: BaseException) -> bool:
 class _Questions(TorchFunctionMode):
     """Notes `x.is_meta`."""
 
-    asked = False
+    is_meta_read = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _IS_META and is_visible(sys._getframe(1).f_code.co_filename):
-            self.asked = True
+            self.is_meta_read = True
         return func(*args, **(kwargs or {}))
 
 

@@ -133,7 +133,7 @@ _SIZE = re.compile(r"L\['(\w+)'\](?:\[(\d+)\])?\.size\(\)\[(\d+)\]")  # of an in
 class Guards:
     """Guards of a trace: (condition on its symbols, the model's line that asks it); and the source of each symbol."""
 
-    asked: list[tuple[Any, str]] = field(default_factory=list)
+    checks: list[tuple[Any, str]] = field(default_factory=list)
     sources: dict[str, tuple[int, int]] = field(default_factory=dict)  # symbol -> (input, dim)
 
 
@@ -144,7 +144,7 @@ def noting_guards(names: Sequence[str]) -> Iterator[Guards]:
     created = ShapeEnv.create_symbol
 
     def produce(self: Any, *args: Any, **kwargs: Any) -> Any:
-        guards.asked = [(guard.expr, _line(guard.sloc)) for guard in self.guards]
+        guards.checks = [(guard.expr, _line(guard.sloc)) for guard in self.guards]
         return usual(self, *args, **kwargs)
 
     def create(self: Any, val: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ def fixed_size(error: BaseException, dims: DynamicDims, guards: Guards) -> Captu
         named = [size.name for size, _ in dims.sizes if re.search(rf"\b_?{size.name}\b", text)]
         name = named[0] if named else dims.sizes[0][0].name
         symbols = [symbol for symbol, other in names.items() if other == name]
-        lines = [line for guard, line in guards.asked if line and {str(s) for s in guard.free_symbols} & {*symbols}]
+        lines = [line for guard, line in guards.checks if line and {str(s) for s in guard.free_symbols} & {*symbols}]
         at = f" at {lines[-1]}" if lines else ""
         constant = re.search(rf"_?{name} as dynamic but your code specialized it to be a constant \((\d+)\)", text)
         bullets = [line.strip(" -") for line in text.splitlines() if line.strip().startswith("-")]
@@ -204,7 +204,7 @@ def check_guards(dims: DynamicDims, guards: Guards) -> None:
     """CaptureError where a condition that the trace met does not hold for all declared sizes."""
     by_place = {place: size for size, places in dims.sizes for place in places}
     declared = {symbol: by_place[place] for symbol, place in guards.sources.items() if place in by_place}
-    for guard, line in guards.asked:
+    for guard, line in guards.checks:
         symbols = sorted(guard.free_symbols, key=str)
         known = {declared[str(symbol)].name: declared[str(symbol)] for symbol in symbols if str(symbol) in declared}
         if not symbols or any(str(symbol) not in declared for symbol in symbols):

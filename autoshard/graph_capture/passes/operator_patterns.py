@@ -86,7 +86,7 @@ def fold_formulas(graph: Graph) -> Graph:
     covered: set[str] = set()
     ops: list[Op] = []
     for op in reversed(graph.ops):
-        folded = None if op.name in covered or MARK in op.source else search.found(op)
+        folded = None if op.name in covered or MARK in op.source else search.replacement(op)
         if folded is not None:
             new_op, match = folded
             covered |= match.ops - {op.name}
@@ -101,7 +101,7 @@ class _Search:
     graph: Graph
     ends: frozenset[str]
 
-    def found(self, op: Op) -> tuple[Op, Match] | None:
+    def replacement(self, op: Op) -> tuple[Op, Match] | None:
         if len(op.results) != 1:
             return None
         for formula, make in _PARSED:

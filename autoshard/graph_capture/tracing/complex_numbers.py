@@ -38,7 +38,7 @@ class _Pairs:
             if node.op == "call_function" and self._concerns(node):
                 self.origin = node
                 with self.graph.inserting_before(node):
-                    real = self._made(node)
+                    real = self._converted(node)
                 if _is_complex(node.meta["val"]):
                     self.pairs[node] = real
                 else:
@@ -52,7 +52,7 @@ class _Pairs:
     def _concerns(self, node: fx.Node) -> bool:
         return _is_complex(node.meta.get("val")) or any(n in self.pairs for n in node.all_input_nodes)
 
-    def _made(self, node: fx.Node) -> fx.Node:
+    def _converted(self, node: fx.Node) -> fx.Node:
         if node.target is operator.getitem:
             return self.call(operator.getitem, self.pairs[node.args[0]], node.args[1])
         name = op_name(node)

@@ -100,7 +100,7 @@ class FlagBuffers:
 
     def __init__(self, model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
         self.model, self.values = model, values
-        self.asked: dict[str, str] = {}
+        self.answered: dict[str, str] = {}
 
     def known(self, tracer: Any) -> dict[fx.Node, str]:
         """The traced graph's inputs that are these buffers and were not written to so far."""
@@ -110,20 +110,20 @@ class FlagBuffers:
 
     def note(self, paths: Iterable[str]) -> None:
         """The forward's line that is running now was answered by these buffers."""
-        self.asked |= dict.fromkeys(paths, here())
+        self.answered |= dict.fromkeys(paths, here())
 
     def assumed(self) -> list[str]:
         """Sentences on what was answered."""
         return [
             f"the buffer {path} stays {_shown(self.values[path])}, which {place} asks for"
-            for path, place in self.asked.items()
+            for path, place in self.answered.items()
         ]
 
     def check(self, changed: Iterable[str]) -> None:
         """CaptureError where the forward changes a buffer that it was answered by."""
         for path in changed:
-            if path in self.asked:
-                name, place = type(self.model).__name__, self.asked[path]
+            if path in self.answered:
+                name, place = type(self.model).__name__, self.answered[path]
                 what = f"the forward decides by the buffer {path}, which it changes, at {place}"
                 raise CaptureError(f"{name} can't be captured: {what}", _FIRST)
 

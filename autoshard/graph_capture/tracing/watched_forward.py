@@ -274,7 +274,7 @@ def noting_autocast() -> Iterator[None]:
 
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
         original(self, device_type, dtype, enabled, cache_enabled)
-        self._asked = enabled and dtype not in (torch.float32, torch.float64)
+        self._narrows = enabled and dtype not in (torch.float32, torch.float64)
 
     autocast.__init__ = init
     try:
@@ -302,7 +302,7 @@ def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
 
 def _autocast(original: Callable[..., Any]) -> Callable[..., Any]:
     def enter(self: Any) -> Any:
-        if getattr(self, "_asked", self._enabled):
+        if getattr(self, "_narrows", self._enabled):
             raise CaptureError(f"the forward turns autocast on for {self.device} at {here()}", _AUTOCAST)
         return original(self)
 

@@ -50,19 +50,19 @@ def _with_copies(graph: Graph, buffer: str, new: str) -> Graph:
 
 @dataclass(frozen=True)
 class _OldValue:
-    """The value of a buffer before the forward. `holder`: the module that holds it; `made_of`: the operators that its
-    new value is computed by."""
+    """The value of a buffer before the forward. `holder`: the module that holds it; `computed_by`: the operators that
+    its new value is computed by."""
 
     graph: Graph
     holder: str
-    made_of: frozenset[str]
+    computed_by: frozenset[str]
 
     def is_needed_by(self, op: Op, name: str) -> bool:
         """Does `op`, or a reader of its view of `name`, read memory that may be overwritten by then?"""
         if _copies(op, name):
             return False
         saved = op.saved
-        if saved.operands or saved.results or saved.extra_bytes or op.name not in self.made_of:
+        if saved.operands or saved.results or saved.extra_bytes or op.name not in self.computed_by:
             return True
         if not _is_inside(self.holder, op.module):  # backward may compute the module again, without the holder
             return True

@@ -90,7 +90,7 @@ class _Caster:
             op = replace(
                 op, operands=tuple(self._cast(n, wanted, op) if i in lowered else n for i, n in enumerate(op.operands))
             )
-        dtype = None if known.own_dtype or _names_dtype(op) else wanted or self._promoted(op)
+        dtype = None if known.explicit_dtype or _names_dtype(op) else wanted or self._promoted(op)
         for position, name in enumerate(op.results):
             if dtype and self._changes(name) and not (known.first_decides_dtype and position):
                 self.tensors[name] = replace(self.tensors[name], dtype=dtype)

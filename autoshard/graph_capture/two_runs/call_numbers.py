@@ -17,7 +17,7 @@ class CallNumbers(TorchFunctionMode):
 
     def __init__(self, numbers: dict[Any, int], named: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.made = numbers
+        self.numbers = numbers
         self.tensors: dict[int, tuple[Tensor, int]] = {}  # alive, so that no other gets its id
         self.writes: dict[int, int] = {}  # storage -> the last write to it
         for name, tensor in named.items():
@@ -45,7 +45,7 @@ class CallNumbers(TorchFunctionMode):
         return [list(args), options]
 
     def _number(self, key: Any) -> int:
-        return self.made.setdefault(key, len(self.made))
+        return self.numbers.setdefault(key, len(self.numbers))
 
     def _note(self, tensor: Tensor, key: Any) -> None:
         self.tensors[id(tensor)] = tensor, self._number(key)

@@ -70,7 +70,7 @@ class Operator:
     `localise` gives the arguments of a shard; `repeated`: made from nothing, on every device.
     In training: `saves` for backward; `no_gradient`: its result has none; `statistics`: its results after the first are
     new running statistics. Precision: `autocast` names the list that it is on; of `low_operands` alone are cast;
-    `first_decides_dtype` of the result; `own_dtype`: an argument says the result's.
+    `first_decides_dtype` of the result; `explicit_dtype`: an argument says the result's.
     In memory: `view` gives the strides of results that share the operand's storage; `order` of the dims of a new
     result, from outermost to innermost: "operand" for that of an operand of its shape.
     Seconds: the `work`, else memory traffic at the constant `memory.<bandwidth>`, of `traffic` bytes (forward and
@@ -97,7 +97,7 @@ class Operator:
     autocast: Autocast = ""
     low_operands: tuple[int, ...] | None = None
     first_decides_dtype: bool = False
-    own_dtype: bool = False
+    explicit_dtype: bool = False
     view: View | None = None
     order: Literal["", "operand"] | tuple[int, ...] = ""
 

@@ -18,19 +18,19 @@ def spell_constant(writer: CodeWriter, operands: Names, arguments: Given) -> str
 OPERATORS: dict[str, Operator] = {
     "aten.arange": Operator(
         repeated=True,
-        own_dtype=True,
+        explicit_dtype=True,
         spelling="torch.arange(<@start><@end><@step=1><dtype>, device={device})",
         takes_device=True,
         result_name="positions",
     ),
-    "autoshard.constant": Operator(repeated=True, own_dtype=True, spelling=spell_constant, takes_device=True),
+    "autoshard.constant": Operator(repeated=True, explicit_dtype=True, spelling=spell_constant, takes_device=True),
     "aten.empty": Operator(repeated=True, takes_device=True),
     "aten.empty_like": Operator(rule="... -> ...", no_gradient=True),
     "aten.eye": Operator(repeated=True, takes_device=True),
     "aten.full": Operator(
         repeated=True,
         saves=NOTHING,
-        own_dtype=True,
+        explicit_dtype=True,
         spelling="torch.full({size}, {fill_value}<dtype>, device={device})",
         takes_device=True,
     ),

@@ -217,7 +217,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.to": Operator(
         rule="... -> ... | linear: 0",
         saves=NOTHING,
-        own_dtype=True,
+        explicit_dtype=True,
         order="operand",
         bandwidth="elementwise",
         spelling="{0}.to({dtype})",

@@ -27,14 +27,14 @@ _FIRST, _OTHERS, _STYLES = "first of a step", "others of a step", "styles of a s
 class StepCache:
     """A `StepSearch`, which `make` creates if an answer is not known yet; it then recomputes what it continues from.
 
-    `found`: the plans so far, (name, choice).
+    `plans`: those so far, (name, choice).
     """
 
     def __init__(
         self, formulation: Formulation, clock: Clock, answers: SearchCache, make: Callable[[], StepSearch]
     ) -> None:
         self.formulation, self.clock, self.answers, self.make = formulation, clock, answers, make
-        self.found: list[Named] = []
+        self.plans: list[Named] = []
         self._began = False
         self._bound_seconds: float | None = None
         self._weights: list[float] | None = None
@@ -44,36 +44,36 @@ class StepCache:
         self._began = True
         known = self._known(_FIRST)
         if known is not None:
-            self.found, self._weights = self._named(known["found"]), known["weights"]
+            self.plans, self._weights = self._named(known["found"]), known["weights"]
             return choice_of(self.formulation.problem, known["choice"])
         choice = self._search.first()
-        self.found = self._search.found
+        self.plans = self._search.plans
         if choice is not None:
             self._weights = self._search.weights.tolist()
-            said = {"choice": _numbers(choice), "found": _said(self.found), "weights": self._weights}
+            said = {"choice": _numbers(choice), "found": _said(self.plans), "weights": self._weights}
             self._keep(_FIRST, said)
         return choice
 
     def weighed(self) -> Problem:
         """Problem of the estimated step by the final weights of the first plan, to be solved within a limit."""
         assert self._weights is not None, "the first plan ends with weights"
-        return self._made.resources.likely(np.array(self._weights))
+        return self._created.resources.likely(np.array(self._weights))
 
     def others(self) -> Iterator[Named]:
         """Other plans, see `StepSearch.others`."""
         known = self._known(_OTHERS)
         if known is not None:
-            self.found, self._bound_seconds = self._named(known["found"]), known["bound"]
+            self.plans, self._bound_seconds = self._named(known["found"]), known["bound"]
             yield from self._named(known["others"])
             return
         message: list[Named] = []
-        self.found = self._search.found
+        self.plans = self._search.plans
         for other in self._search.others():
             message.append(other)
             yield other
         bound = self._search.bounded
         if bound is not None:
-            self._keep(_OTHERS, {"others": _said(message), "found": _said(self.found), "bound": float(bound.seconds)})
+            self._keep(_OTHERS, {"others": _said(message), "found": _said(self.plans), "bound": float(bound.seconds)})
 
     def bound(self, known: Sequence[Choice]) -> float:
         """Lower bound in seconds on any plan's step, see `StepSearch.bound`."""
@@ -95,7 +95,7 @@ class StepCache:
         known = self._valid(_STYLES)
         if known is not None:
             return self._named(known["styles"])
-        styles = list(solved(self._made.resources))
+        styles = list(solved(self._created.resources))
         self.answers.put(_STYLES, {"styles": _said(styles)})
         return styles
 
@@ -105,14 +105,14 @@ class StepCache:
         return "_search" not in vars(self)
 
     @cached_property
-    def _made(self) -> StepSearch:
+    def _created(self) -> StepSearch:
         return self.make()
 
     @cached_property
     def _search(self) -> StepSearch:
-        if self._began and self.found:  # its first plan was known
-            self._made.first()
-        return self._made
+        if self._began and self.plans:  # its first plan was known
+            self._created.first()
+        return self._created
 
     def _known(self, name: str) -> dict[str, Any] | None:
         """Cached result, if no clock may have ended it."""

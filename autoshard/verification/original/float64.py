@@ -96,12 +96,12 @@ class _WidenData(TorchFunctionMode):
         data = args[1] if func is torch.Tensor.new_tensor else args[0] if args else None
         if not isinstance(data, bool | int | float | complex | list | tuple) or tensor.dtype not in _NARROW:
             return tensor
-        return _rounded(tensor, self._own_dtype(func, kwargs.get("dtype"), tensor.dtype))
+        return _rounded(tensor, self._unwidened_dtype(func, kwargs.get("dtype"), tensor.dtype))
 
     def _cast(self, value: Any) -> Any:
         return torch.float64 if value is self.literal else value
 
-    def _own_dtype(self, func: Any, requested: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
+    def _unwidened_dtype(self, func: Any, requested: torch.dtype | None, wide: torch.dtype) -> torch.dtype:
         """Dtype without widening. float64 is what `dtype=x.dtype` gives here."""
         if requested is not None and requested not in _NARROW:
             return requested
