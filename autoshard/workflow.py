@@ -86,11 +86,11 @@ def with_probed_sizes(graph: Graph, spec: str, arguments: Arguments) -> Graph:
 
     settings = (graph.precision, graph.optimizer, graph.training)
 
-    def again(samples: int, length: int) -> Graph:
+    def recapture(samples: int, length: int) -> Graph:
         return capture(spec, arguments, *settings, lambda inputs: with_sizes(inputs, samples, length))
 
     with cached_answers():
-        return with_free_sizes(graph, again)
+        return with_free_sizes(graph, recapture)
 
 
 def checked(captured: Graph) -> Graph:

@@ -69,14 +69,14 @@ def captured(
 def recaptured(live: LiveModel, graph: Graph) -> Graph:
     """`graph`, the capture of `live`, with what another capture shows of its sizes."""
 
-    def again(samples: int, length: int) -> Graph:
+    def recapture(samples: int, length: int) -> Graph:
         other = LiveModel(live.module, copy.copy(live.call), with_sizes(live.tensors, samples, length))
         return captured(other, graph.precision, graph.optimizer, graph.training)
 
     held = sum(x.numel() for x in live.tensors if not x.is_meta)  # of these elements another batch is made, too
     held *= LONGER if sequence_length(graph) else 1
     with cached_answers():
-        return with_free_sizes(graph, again, max(LESS, min(MORE, LARGEST_ELEMENTS // max(1, held))))
+        return with_free_sizes(graph, recapture, max(LESS, min(MORE, LARGEST_ELEMENTS // max(1, held))))
 
 
 def same_tensors(model: nn.Module) -> nn.Module:

@@ -146,7 +146,7 @@ def plan(
     if isinstance(model, str):
         check(model, cluster, wanted, arguments, precision)
 
-    def made_here() -> PlannedModel:
+    def local_plan() -> PlannedModel:
         captured_model = capture(model, inputs, **options)
         size = wanted.mesh.size if wanted.mesh is not None else wanted.of_one_stage().devices
         assert size is not None
@@ -154,10 +154,10 @@ def plan(
         return planned(captured_model, cluster, replace(wanted, pins=(*wanted.pins, *data_pins)), cache)
 
     if _alone():
-        return made_here()
+        return local_plan()
     from autoshard.api.plan_broadcast import from_rank_0
 
-    return from_rank_0(made_here, model, (inputs, targets, loss, training))
+    return from_rank_0(local_plan, model, (inputs, targets, loss, training))
 
 
 def check(

@@ -223,7 +223,7 @@ class ModelCall:
         parameters = [inspect.Parameter(name, kind) for name in self.names]
         flat: Any = forward
         flat.__signature__ = inspect.Signature(parameters)
-        flat.own_forward, flat.call = original, self
+        flat.original_forward, flat.call = original, self
         return forward
 
     def _flat(self, result: Any) -> Any:
@@ -283,7 +283,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 def user_forward(model: nn.Module) -> Callable[..., Any]:
     """The forward that the user wrote."""
-    forward: Callable[..., Any] = getattr(model.forward, "own_forward", model.forward)
+    forward: Callable[..., Any] = getattr(model.forward, "original_forward", model.forward)
     return forward
 
 

@@ -142,11 +142,11 @@ def _counted(at: Lengthened, op: Op) -> Known:
 
 
 def _filled(value: float | None) -> Callable[[Lengthened, Op], Known]:
-    def found(at: Lengthened, op: Op) -> Known:
+    def bounds(at: Lengthened, op: Op) -> Known:
         number = at.argument(op, "fill_value", value)
         return None if number is None else Range(number, number)
 
-    return found
+    return bounds
 
 
 def _constant(at: Lengthened, op: Op) -> Known:
@@ -168,7 +168,7 @@ def _operand(at: Lengthened, op: Op, index: int, argument: str = "other") -> Kno
 def _corners(function: Callable[[float, float], float]) -> Callable[[Lengthened, Op], Known]:
     """Range of a function of two operands that is monotone in each: its ends are among its values at their ends."""
 
-    def found(at: Lengthened, op: Op) -> Known:
+    def bounds(at: Lengthened, op: Op) -> Known:
         a, b = _operand(at, op, 0), _operand(at, op, 1)
         attributes = dict(op.attributes)
         if a is None or b is None or a.empty or b.empty or attributes.get("alpha", 1) != 1 or "self" in attributes:
@@ -179,7 +179,7 @@ def _corners(function: Callable[[float, float], float]) -> Callable[[Lengthened,
             return None
         return None if any(map(math.isnan, ends)) else Range(min(ends), max(ends), a.external or b.external)
 
-    return found
+    return bounds
 
 
 def _quotient(a: float, b: float) -> float:
@@ -194,14 +194,14 @@ def _divided(at: Lengthened, op: Op) -> Known:
 
 
 def _one(function: Callable[[float], float]) -> Callable[[Lengthened, Op], Known]:
-    def found(at: Lengthened, op: Op) -> Known:
+    def bounds(at: Lengthened, op: Op) -> Known:
         span = _operand(at, op, 0)
         if span is None or span.empty:
             return span
         ends = sorted(map(function, span[:2]))
         return Range(ends[0], ends[1], span.external)
 
-    return found
+    return bounds
 
 
 def _magnitude(at: Lengthened, op: Op) -> Known:

@@ -22,7 +22,7 @@ from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.emit.runtime import ParallelMesh, all_gather, recomputed
 from autoshard.emit.runtime.axis import GroupTransport
-from autoshard.emit.runtime.kept_collectives import KeptResults, kept_result
+from autoshard.emit.runtime.kept_collectives import KeptResults, reused_result
 from autoshard.errors import UsageError
 from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.ir.graph import Graph
@@ -154,26 +154,26 @@ def test_results_are_found_in_order_and_once() -> None:
 
     def forward(*values: int) -> list[int]:
         with results:
-            return [int(kept_result(make, torch.tensor(value))) for value in values]
+            return [int(reused_result(make, torch.tensor(value))) for value in values]
 
     assert forward(1, 2) == [2, 3] and calls == [1, 2]
     assert forward(10) == [2] and forward(1, 20) == [2, 3]  # a second stops early; a third makes again what was found
-    assert calls == [1, 2, 1] and int(kept_result(make, torch.tensor(5))) == 6
+    assert calls == [1, 2, 1] and int(reused_result(make, torch.tensor(5))) == 6
     assert all(value is None for value in results.saved)
 
 
 def test_what_was_written_over_is_told() -> None:
     results = KeptResults()
     with results:
-        kept_result(torch.sin, torch.ones(2)).add_(1)
+        reused_result(torch.sin, torch.ones(2)).add_(1)
     with pytest.raises(RuntimeError, match="written over"), results:
-        kept_result(torch.sin, torch.ones(2))
+        reused_result(torch.sin, torch.ones(2))
 
 
 def test_nothing_is_kept_where_no_backward_follows() -> None:
     results = KeptResults()
     with torch.no_grad(), results:
-        kept_result(torch.sin, torch.ones(2))
+        reused_result(torch.sin, torch.ones(2))
     assert not results.saved
 
 

@@ -27,7 +27,7 @@ POSITIONS = ("position_ids", "positions")
 LEAST = 6  # tokens of a row: a document of two, and one of which two come after two
 
 
-def given() -> list[str]:
+def document_inputs() -> list[str]:
     """Inputs that a document has."""
     return [name for name in INPUTS if name not in PACKED_BY]
 
@@ -39,7 +39,7 @@ def packed(documents: Iterable[Any], first_counts: bool) -> Iterator[dict[str, T
     A document is a tensor of tokens, or a tuple or dict of tensors as long as it is. `first_counts`: does the first
     label of a document, or does the model compare it with what stands before? BatchError for one that no row holds.
     """
-    rows, length = shape_at(given()[0], SET)
+    rows, length = shape_at(document_inputs()[0], SET)
     held: list[list[dict[str, Tensor]]] = [[] for _ in range(rows)]
     for document in documents:
         parts = _parts(document, length)
@@ -60,7 +60,7 @@ def _length(parts: Mapping[str, Tensor]) -> int:
 
 
 def _parts(document: Any, length: int) -> dict[str, Tensor]:
-    names = given()
+    names = document_inputs()
     if isinstance(document, Tensor):
         document = [document] * (len(names) if set(names[1:]) <= IGNORED.keys() else 1)
     values = [document.get(name) for name in names] if isinstance(document, Mapping) else list(document)
@@ -100,7 +100,7 @@ def _row(name: str, row: Sequence[dict[str, Tensor]], length: int, dtype: torch.
 
 def check_pack() -> None:
     """UserError where this package can't take packed documents."""
-    if not IGNORED or not IGNORED.keys() < set(given()):
+    if not IGNORED or not IGNORED.keys() < set(document_inputs()):
         why = "the model has no labels that can be left out of its loss"
     elif len(_shapes()) > 1 or len(min(_shapes())) != 2 or any("int" not in spec[1] for spec in INPUTS.values()):
         why = "the inputs are not all rows of tokens"
@@ -124,7 +124,7 @@ def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
 
     Losses are compared bit by bit: what is masked adds zeros.
     """
-    length = shape_at(given()[0], SET)[1]
+    length = shape_at(document_inputs()[0], SET)[1]
     start, late = length // 3, 2 * length // 3
     alone = _loss(model, mesh, start, late)
     if alone == _loss(model, mesh, start, late, slice(start, late)):
@@ -144,7 +144,7 @@ def first_label_counts(model: nn.Module, mesh: ParallelMesh) -> bool:
 def _loss(model: nn.Module, mesh: ParallelMesh, start: int, counted: int, changed: slice = slice(0, 0)) -> float:
     """Loss of rows of two documents, the second from `start` on, over the labels from `counted` on; tokens are replaced
     where they are `changed`."""
-    names, (rows, length) = given(), shape_at(given()[0], SET)
+    names, (rows, length) = document_inputs(), shape_at(document_inputs()[0], SET)
     generator = torch.Generator().manual_seed(0)
     documents = []
     for _ in range(rows):

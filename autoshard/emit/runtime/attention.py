@@ -103,7 +103,7 @@ def _prepared(
     """All keys and values that this device's queries see, the causal mask in global positions, and the tensors that
     were gathered."""
     if heads:
-        k, v, enable_gqa = own_heads(k, v, heads, query_heads, enable_gqa)
+        k, v, enable_gqa = local_heads(k, v, heads, query_heads, enable_gqa)
     gathered: tuple[Tensor, ...] = ()
     if keys:
         both = _gathered(torch.cat([k, v], -1), keys, columns)
@@ -126,7 +126,7 @@ def _gathered(x: Tensor, keys: Sequence[Axis], columns: int) -> Tensor:
     return x
 
 
-def own_heads(
+def local_heads(
     k: Tensor, v: Tensor, heads: Sequence[Axis], query_heads: int, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, bool]:
     """The key heads that this device's query heads use, and whether several of its query heads share one."""

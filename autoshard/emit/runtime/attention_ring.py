@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .attention import held_range, own_heads
+from .attention import held_range, local_heads
 from .attention_ring_kernels import Flash, Kernels, Part, Plain, accumulation
 from .axis import Axis
 from .zigzag import Zigzag, exchange_rows
@@ -29,7 +29,7 @@ def ring_attention(
     devices, compute scores of (queries, block).
     """
     if heads:
-        k, v, _ = own_heads(k, v, heads, query_heads, enable_gqa)
+        k, v, _ = local_heads(k, v, heads, query_heads, enable_gqa)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return _attend(q, k, v, mask, _Ring(keys, columns, held_range(rows, queries), is_causal, scale))
 
@@ -46,7 +46,7 @@ def balanced_ring_attention(
     that all else (positions, rotary tables, labels) stays in sequence order. `queries` are `keys`, `rows` `columns`.
     """
     if heads:
-        k, v, _ = own_heads(k, v, heads, query_heads, enable_gqa)
+        k, v, _ = local_heads(k, v, heads, query_heads, enable_gqa)
     places = Zigzag(keys, columns)
     q, k, v = exchange_rows(places, True, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -23,7 +23,7 @@ def grow_leaf(tensor: Tensor) -> None:
     leaf = _held(tensor).detach()
     if isinstance(tensor, nn.Parameter) and (leaf.is_floating_point() or leaf.is_complex()):
         leaf.requires_grad_()
-        leaf.register_post_accumulate_grad_hook(partial(_made, weakref.ref(tensor)))
+        leaf.register_post_accumulate_grad_hook(partial(_on_gradient, weakref.ref(tensor)))
         leaf.requires_grad_(tensor.requires_grad)
     cast(Any, tensor).leaf = leaf
 
@@ -60,7 +60,7 @@ def give_gradients_to(parameter: nn.Parameter, arrived: Arrived | None) -> None:
         leaf.arrived = arrived
 
 
-def _made(reference: weakref.ref[nn.Parameter], leaf: Tensor) -> None:
+def _on_gradient(reference: weakref.ref[nn.Parameter], leaf: Tensor) -> None:
     """Called when backward has made the whole gradient of a leaf."""
     parameter, gradient, leaf.grad = reference(), leaf.grad, None
     if parameter is not None and gradient is not None:

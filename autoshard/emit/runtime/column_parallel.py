@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .axis import Axis, Unit
 from .float8 import Float8Products, fits, float8_linear
-from .kept_collectives import kept_result
+from .kept_collectives import reused_result
 from .redistribution import Cut, all_gather, copy, cut_of, gather_whole, start_scatter
 
 
@@ -32,7 +32,7 @@ def column_parallel(
     if _decided_elsewhere(x):
         return linear(_moved(x, axis, dim, size, blocks, unit, kept), weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    gather = _kept_whole if kept else gather_whole
+    gather = _reused_whole if kept else gather_whole
     return cast(Tensor, _kind(float8).apply(x, weight, bias, axis, cut, False, linear, products, gather))
 
 
@@ -47,7 +47,7 @@ def shared_column_parallel(
         whole = _moved(x, axis, dim, size, blocks, unit, kept)
         return whole, linear(whole, weight, bias)
     cut = None if dim is None else cut_of(x, axis, dim, size, blocks, unit, whole=False)
-    gather = _kept_whole if kept else gather_whole
+    gather = _reused_whole if kept else gather_whole
     results = _kind(float8).apply(x, weight, bias, axis, cut, True, linear, products, gather)
     return cast("tuple[Tensor, Tensor]", results)
 
@@ -134,8 +134,8 @@ class _Float8Linear(_Linear):
     pass
 
 
-def _kept_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
-    return kept_result(partial(gather_whole, axis=axis, cut=cut), x)
+def _reused_whole(x: Tensor, axis: Axis, cut: Cut) -> Tensor:
+    return reused_result(partial(gather_whole, axis=axis, cut=cut), x)
 
 
 def _start_sum(grad: Tensor, axis: Axis, cut: Cut | None) -> Callable[[], Tensor]:

@@ -26,7 +26,7 @@ def parallel_embedding_bag(
     if offsets is not None:
         offsets = F.pad(offsets, (0, 1), value=len(ids))
         if bags:
-            ids, offsets, weights = _own(ids, offsets, weights, bags)
+            ids, offsets, weights = _local_bags(ids, offsets, weights, bags)
     if not vocabulary:
         padding = _local(padding_idx, 0, size)
         return F.embedding_bag(
@@ -39,7 +39,7 @@ def parallel_embedding_bag(
     return rows if counts is None else rows / counts.clamp(min=1).unsqueeze(1)
 
 
-def _own(
+def _local_bags(
     ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: Sequence[Axis]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Ids, offsets and weights of this device's bags; the offsets (one more than bags) count from the first."""

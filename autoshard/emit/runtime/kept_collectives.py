@@ -47,7 +47,7 @@ class KeptResults:
         return unchanged(*saved)
 
 
-def kept_result(make: Map, x: Tensor) -> Tensor:
+def reused_result(make: Map, x: Tensor) -> Tensor:
     """`make(x)`; in the second forward of a block, its result in the first."""
     results = None if torch.compiler.is_compiling() else cast("KeptResults | None", getattr(_HERE, "results", None))
     return make(x) if results is None else results.of(make, x)

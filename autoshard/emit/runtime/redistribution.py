@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .axis import Axis, Map, Unit, shard_bounds, shard_size
 from .flat_weights import Weight, weight_of
-from .kept_collectives import kept_result
+from .kept_collectives import reused_result
 from .weights import Cast, cast_of, gathered_of, note_cast, note_gathered
 
 
@@ -155,7 +155,7 @@ def redistributed(
     """
     there, back = partial(forward, **options), partial(backward, **options)
     if kept:
-        there = partial(kept_result, there)
+        there = partial(reused_result, there)
     if torch.compiler.is_compiling():  # what is kept for backward is the compiler's to decide
         return cast(Tensor, _Redistribution.apply(x, there, back))
     cast_ = cast_of(x)
@@ -312,13 +312,13 @@ def _together(x: Tensor, weight: Weight, axis: Axis, cut: Cut) -> Tensor:
         weight.let_go()
         weight.bucket.put(weight, _taken_apart(grad, weight, axis, cut))
 
-    def again(_: Tensor) -> Tensor:
+    def regathered(_: Tensor) -> Tensor:
         return weight.regather(assemble)
 
     low = cast_of(x)
     stored = x if low is None else low.source  # the gradient goes to the bucket: the cast has none
     result = cast(Tensor, _Redistribution.apply(stored, lambda _: weight.gather(assemble), scattered))
-    note_gathered(result, x, again).weight = weight
+    note_gathered(result, x, regathered).weight = weight
     if result.grad_fn is not None:
         cast(Any, result.grad_fn).gathered = gathered_of(result)
     return result

@@ -133,7 +133,7 @@ def _in_order(block: Op, in_out: bool, graph: Graph, ops: list[Op], tensors: lis
     """The block with what `ops` and `tensors` get before it: weights transposed to (out, in), one row a token of what
     was chosen."""
 
-    def made(value: str, target: str, size: tuple[int, ...], **attributes: Attribute) -> str:
+    def added(value: str, target: str, size: tuple[int, ...], **attributes: Attribute) -> str:
         name = f"{block.name}_{value}"
         tensors.append(replace(graph.tensor(value), name=name, shape=size))
         ops.append(
@@ -151,10 +151,10 @@ def _in_order(block: Op, in_out: bool, graph: Graph, ops: list[Op], tensors: lis
     def ready(position: int, value: str) -> str:
         shape = graph.tensor(value).shape
         if position in (1, 2) and in_out:
-            return made(value, "aten.transpose", (shape[0], shape[2], shape[1]), dim0=1, dim1=2)
+            return added(value, "aten.transpose", (shape[0], shape[2], shape[1]), dim0=1, dim1=2)
         if position in (3, 4) and len(shape) > 2:
             rows = (prod(shape[:-1]), shape[-1])
-            return made(value, "aten.reshape", rows, shape=rows)
+            return added(value, "aten.reshape", rows, shape=rows)
         return value
 
     return replace(block, operands=tuple(ready(i, name or "") for i, name in enumerate(block.operands)))

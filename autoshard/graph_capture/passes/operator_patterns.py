@@ -41,12 +41,12 @@ class Match:
 
 
 def _activation(target: str, **attributes: Attribute) -> Made:
-    def made(match: Match, op: Op, graph: Graph) -> Op | None:
+    def replacement(match: Match, op: Op, graph: Graph) -> Op | None:
         x = graph.tensor(match.values["x"])
         same = (x.shape, x.dtype) == (graph.tensor(op.results[0]).shape, graph.tensor(op.results[0]).dtype)
         return _replaced(op, target, (x.name,), tuple(attributes.items())) if same and "float" in x.dtype else None
 
-    return made
+    return replacement
 
 
 def _rms_norm(match: Match, op: Op, graph: Graph) -> Op | None:

@@ -45,7 +45,7 @@ class Answers:
     def patch(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Stands for `Tensor.<name>` while a forward is traced."""
 
-        def asked(x: torch.Tensor) -> Any:
+        def answered(x: torch.Tensor) -> Any:
             if not isinstance(x, FakeTensor) or x.constant is not None:
                 return original(x)
             known = decided(x, name, self.flags)
@@ -57,7 +57,7 @@ class Answers:
                 raise CaptureError(f"the forward decides by a random number at {here()}", _DRAWN)
             return original(x) if answer is None else answer
 
-        return asked
+        return answered
 
     def check(self, condition: Any, message: Any = "") -> None:
         """Stands for `torch._assert`."""

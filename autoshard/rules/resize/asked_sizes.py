@@ -129,8 +129,8 @@ def _second(base: int, shorter: int, longer: int, batch: int) -> int:
 def _quiet(recapture: Again) -> Again:
     """`recapture` without the output that a model prints as it is built, which was printed before."""
 
-    def asked(samples: int, length: int) -> Graph:
+    def quiet(samples: int, length: int) -> Graph:
         with redirect_stdout(StringIO()):
             return recapture(samples, length)
 
-    return asked
+    return quiet

@@ -95,7 +95,7 @@ def _content(
         alone = {owner[i] for i in readers[name]} <= {number - 1, number}
         return ("before", facts(name)) if alone and owner[maker] == number - 1 else ("outer", name)
 
-    def given(op: Op) -> Iterator[Hashable]:
+    def outside_readers(op: Op) -> Iterator[Hashable]:
         """Readers of each result outside the block: any, any beyond the next block, the graph's outputs."""
         for name in op.results:
             outside = {owner[i] - number for i in readers.get(name, ()) if owner[i] != number}
@@ -108,7 +108,7 @@ def _content(
             op.saved,
             tuple(None if name is None else reference(name) for name in op.operands),
             tuple(map(facts, op.results)),
-            tuple(given(op)),
+            tuple(outside_readers(op)),
         )
         for op in graph.ops[block.first : block.stop]
     )

@@ -27,7 +27,7 @@ class Lookups:
 
     def take(self, table: ServedTable, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of all ids, each once, as a leaf of autograd; and the position of each id among them."""
-        view = way_of(getattr(ids, "on_device", ids), self.inputs)
+        view = view_of(getattr(ids, "on_device", ids), self.inputs)
         unique, rows = self.ahead.get((table.table_name, view), (None, None)) if view is not None else (None, None)
         if view is not None and view not in self.ways.setdefault(table.table_name, []):
             self.ways[table.table_name].append(view)
@@ -54,7 +54,7 @@ class Lookups:
         return pulled
 
 
-def way_of(ids: Tensor, inputs: Sequence[Tensor]) -> Way | None:
+def view_of(ids: Tensor, inputs: Sequence[Tensor]) -> Way | None:
     """How ids are a view of an input; None if they are computed."""
     address = ids.untyped_storage().data_ptr()
     for number, source in enumerate(inputs):
