@@ -198,14 +198,14 @@ def counting() -> Built:
 
 
 class Recurrent(nn.Module):
-    """Two layers of one kind over sequences, both ways."""
+    """Two layers of one kind over sequences, both ways; the name of its input is one that fx renames."""
 
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
         self.layers = kind(8, 8, 2, batch_first=True, bidirectional=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)[0]
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = self.layers(input)[0]
         return out.square().mean()
 
 

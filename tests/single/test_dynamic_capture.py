@@ -47,8 +47,8 @@ def captured_at(name: str, graph: Graph, sizes: Mapping[str, int]) -> Graph:
         slow("image", IMAGE, {"batch": 8, "height": 24, "width": 52}),
         slow("two", TWO, {"batch": 12, "source": 28, "target": 10}),
         ("halving", "batch=4..32/4,height=8..64/4@x.2,width=8..64/4@x.3", {"batch": 8, "height": 44, "width": 12}),
-        ("lstm", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
-        slow("gru", "batch=2..32,sequence=2..64@x.1", {"batch": 5, "sequence": 11}),
+        ("lstm", "batch=2..32,sequence=2..64@input.1", {"batch": 5, "sequence": 11}),
+        slow("gru", "batch=2..32,sequence=2..64@input.1", {"batch": 5, "sequence": 11}),
         slow("counting", "batch=2..32,sequence=2..64@x.1", {"batch": 7, "sequence": 33}),
     ],
 )

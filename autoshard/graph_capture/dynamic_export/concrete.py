@@ -47,8 +47,8 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
         value, old = output
         node = graph.output(value, type_expr=getattr(old, "type", None))
         node.meta = dict(old.meta)
-    for node in graph.nodes:
-        node.meta = dict(node.meta)
+    for original, copy in copies.items():  # a copy of an input that is called `input` or `len` is `input_1`
+        copy.name, copy.meta = original.name, dict(copy.meta)
     copied.graph = graph
     for name, child in module.named_children():
         if isinstance(child, fx.GraphModule):
