@@ -248,6 +248,34 @@ def gathered() -> None:
         follows(expected, split, twice)
 
 
+def penalties() -> None:
+    """A penalty on the parameters, in the backward of the loss or in one before it; and what could not be seen."""
+    x, t = torch.randn(8, 16), torch.randint(0, 8, (8,))
+    model = mlp()
+
+    def penalty(each: nn.Module) -> Any:
+        squares: Any = sum((p - 0.1).square().sum() for p in each.parameters())
+        return squares.full_tensor() if hasattr(squares, "full_tensor") else squares
+
+    def before(each: Any) -> Tensor:
+        (penalty(each) / 3).backward()
+        return cross_entropy(each(x), t)
+
+    def after(each: Any) -> Tensor:
+        total = penalty(each)
+        return cross_entropy(each(x), t) + total
+
+    for strategy, mesh in (("dp", "dp=4"), ("megatron", "dp=2,tp=2"), ("fsdp", "dp=4"), ("random:3", "dp=2,tp=2")):
+        plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh=mesh, strategy=strategy)
+        for loss in (before, after, lambda each: cross_entropy(each(x), t) + penalty(each)):
+            split = autoshard.parallelize(model, plan)
+            follows(copy.deepcopy(model), split, loss)
+    doubled = {name: 2 * value for name, value in split.named_parameters()}
+    refused(lambda: torch.func.functional_call(split, doubled, (x,)), "weight, a parameter or buffer of a sharded")
+    next(split.parameters()).register_hook(torch.zeros_like)
+    refused(lambda: split(x), "has a hook")
+
+
 def micro_batches() -> None:
     """Three micro-batches with labels that are ignored unevenly: the step of their labels together."""
     ids, labels = torch.randint(0, 12, (24, 4)), torch.randint(0, 12, (24,))
@@ -362,7 +390,7 @@ CASES = {
     case.__name__: case
     for case in (
         loss_beside, outputs, batches, from_disk, images, gathered, computed_again, micro_batches, scaled, sizes,
-        rank_0_fails,
+        rank_0_fails, penalties,
     )
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from autoshard.verification.ranks.rank_processes import run_processes
 from tests.api_worker import CASES, WORLD
 from tests.slow import slow
 
-QUICK = ("loss_beside", "batches", "gathered", "micro_batches", "rank_0_fails")
+QUICK = ("loss_beside", "batches", "gathered", "micro_batches", "rank_0_fails", "penalties")
 
 
 @pytest.mark.parametrize("cases", [QUICK, slow(tuple(name for name in CASES if name not in QUICK))])

@@ -104,7 +104,8 @@ class GradientStep:
             self.running, self.backward = True, _backward()
             self.open = contextlib.ExitStack()
             several = max(1, len(self.lines))  # a forward's gradients come by themselves
-            self.open.enter_context(reducing(self.model.mesh, self.parameters, self.model.buckets, several))
+            model, parameters = self.model, self.parameters
+            self.open.enter_context(reducing(model.mesh, parameters, model.buckets, several, others_complete=True))
             Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
@@ -145,7 +146,8 @@ def step_gradients(model: RankModel, batches: Sequence[Sequence[Tensor]], scaler
     after = len(batches) if source.ZERO == 1 else 1
     together = partial(gathered_together, mesh, parameters, source.WEIGHT_BUCKETS, after)
     nothing = contextlib.nullcontext
-    with reducing(mesh, parameters, model.buckets, len(batches)), together() if source.ZERO < 3 else nothing():
+    reduction = reducing(mesh, parameters, model.buckets, len(batches), others_complete=True)
+    with reduction, together() if source.ZERO < 3 else nothing():
         for number, (inputs, labels) in enumerate(zip(batches, shares, strict=True)):
             regather = regathering() if source.GATHERS_AGAIN else nothing()
             with mesh.micro_batch(number, labels), together() if source.ZERO == 3 else nothing(), regather:

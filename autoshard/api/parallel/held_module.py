@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -16,6 +16,20 @@ from autoshard.errors import UsageError
 
 class HeldModule(nn.Module):
     """A module whose parameters and buffers may be this rank's parts; as nn.Module until they are."""
+
+    _held: Sequence[tuple[dict[str, Any], str, Any]] = ()  # stores, names and tensors that the rank's model runs on
+
+    def check_held(self) -> None:
+        """UsageError for what the rank's model would not see: replaced parameters and buffers, hooks on parameters."""
+        for store, name, tensor in self._held:
+            current: Any = store.get(name)
+            if current is not tensor:
+                message = f"{name}, a parameter or buffer of a sharded model, was replaced, by functional_call or by a "
+                message += "parametrization, and the plan would run on the old one"
+                raise UsageError(message, "change values in place, under torch.no_grad(); parametrize before planning")
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                message = f"{name}, a parameter of a sharded model, has a hook, and its gradient is not autograd's"
+                raise UsageError(message, "change the gradient after the backward")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes whole tensors, which every rank gives, beside parts; the last argument are the errors."""
@@ -76,9 +90,11 @@ def hold(holder: nn.Module, path: str, tensor: Tensor, persistent: bool = True) 
             owner._non_persistent_buffers_set.add(name)
 
 
-def register(holder: nn.Module, part: RankModel) -> None:
+def register(holder: HeldModule, part: RankModel) -> None:
     """Registers each parameter and buffer of the rank's model under each of its original names."""
     held = {sharding(x).name: x for x in (*part.module.parameters(), *part.module.buffers())}
     for one, _ in stored(part.program):
         for path in (one.path, *one.ties):
             hold(holder, path, held[one.path], one.persistent)
+    stores = [store for module in holder.modules() for store in (module._parameters, module._buffers)]
+    holder._held = [(store, name, x) for store in stores for name, x in store.items() if x is not None]

@@ -137,6 +137,7 @@ class ParallelModule(HeldModule):
 
     def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """This rank's parts of the inputs of a call."""
+        self.check_held()
         part, call, planned = self._wrapped
         actual, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
         if actual.form != call.form:

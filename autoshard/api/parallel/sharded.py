@@ -132,6 +132,7 @@ class Sharded(HeldModule):
         variant = next((one for one in self.variants if one.kind.same(kind)), None)
         if variant is None:
             variant = self._planned(kind)
+        self.check_held()
         mesh = variant.rank.mesh
         locals_ = [entered(x, border, mesh) for x, border in zip(tensors, variant.inputs, strict=True)]
         outputs = run_on_ranks(variant.rank, locals_, variant.step)

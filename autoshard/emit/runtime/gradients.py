@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .autograd_leaves import as_gradient, give_gradients_to, local
 from .axis import Axis
@@ -25,7 +26,11 @@ Buckets = Sequence[tuple[Sequence[str], Sequence[str]]]
 
 @contextlib.contextmanager
 def reducing(
-    mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1
+    mesh: ParallelMesh,
+    parameters: Mapping[str, nn.Parameter],
+    buckets: Buckets,
+    backwards: int = 1,
+    others_complete: bool = False,
 ) -> Iterator[None]:
     """Context of a backward, or of one per micro-batch: sums its gradients over devices; all sums are complete at the
     end.
@@ -33,13 +38,18 @@ def reducing(
     A bucket, (axis names, parameter names), is one flat all-reduce. It starts as soon as the last micro-batch's
     backward has made the last of its gradients, but buckets start in their order. Gradients of earlier backwards that
     were not summed yet are partial sums, too; those that were summed are added afterwards, and an error leaves them
-    unchanged.
+    unchanged. `others_complete`: all gradients that parameters have, or get from elsewhere during the backward (a
+    penalty on the parameters), are complete, and are added afterwards.
     """
-    names = dict.fromkeys(name for _, bucket in buckets for name in bucket)
-    before = {name: parameters[name].grad for name in names if hasattr(parameters[name].grad, "reduced_at")}
+    present = {name: parameters[name].grad for _, bucket in buckets for name in bucket}
+    before = {
+        name: gradient
+        for name, gradient in present.items()
+        if gradient is not None and (others_complete or hasattr(gradient, "reduced_at"))
+    }
     for name in before:
         parameters[name].grad = None
-    reduction = _Reduction(mesh, parameters, buckets, backwards)
+    reduction = _Reduction(mesh, parameters, buckets, backwards, others_complete)
     try:
         with reduction.beside_backward():
             yield
@@ -50,9 +60,10 @@ def reducing(
         raise
     with torch.no_grad():
         for name, gradient in before.items():
-            summed, parameters[name].grad = parameters[name].grad, gradient
+            total, summed = _as_stored(parameters[name], gradient), parameters[name].grad
             if summed is not None:
-                local(cast(Tensor, gradient)).add_(local(summed))
+                total.add_(local(summed))
+            parameters[name].grad = as_gradient(parameters[name], total)
     for name in before:  # after all additions: a bucket's gradients share memory, and its version
         _mark_reduced(parameters[name])
 
@@ -90,10 +101,11 @@ class _Reduction:
     """The buckets of one step. They start in order, so that all devices agree whatever gradient comes first."""
 
     def __init__(
-        self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1
-    ) -> None:
-        self.buckets = [_Bucket(mesh.joint(axes), [(name, parameters[name]) for name in names], backwards)
-                        for axes, names in buckets]  # fmt: skip
+        self, mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, backwards: int = 1,
+        others_complete: bool = False,
+    ) -> None:  # fmt: skip
+        self.buckets = [_Bucket(mesh.joint(axes), [(name, parameters[name]) for name in names], backwards,
+                                others_complete) for axes, names in buckets]  # fmt: skip
         self.started = 0
 
     @contextlib.contextmanager
@@ -130,8 +142,10 @@ class _Reduction:
 class _Bucket:
     """Gradients collected in one flat tensor; from then on they are views of it."""
 
-    def __init__(self, axis: Axis, members: list[tuple[str, nn.Parameter]], backwards: int) -> None:
-        self.axis, self.members, self.backwards = axis, members, backwards
+    def __init__(
+        self, axis: Axis, members: list[tuple[str, nn.Parameter]], backwards: int, others_complete: bool
+    ) -> None:
+        self.axis, self.members, self.backwards, self.others_complete = axis, members, backwards, others_complete
         self.taken: dict[int, int] = {}  # position -> the backwards that have made its gradient
         self.places: list[Tensor] = []  # none before the first gradient comes
 
@@ -149,7 +163,7 @@ class _Bucket:
         self.taken[position] = before + 1
         place = self._place(position, gradient.dtype)
         place.add_(gradient) if before else place.copy_(gradient)
-        if parameter.grad is not None:
+        if parameter.grad is not None and not self.others_complete:
             place.add_(local(parameter.grad))
             parameter.grad = None
 
@@ -165,7 +179,9 @@ class _Bucket:
         """Starts the all-reduce, with zeros for missing gradients."""
         for position, (_, parameter) in enumerate(self.members):
             if position not in self.taken:
-                before, parameter.grad = parameter.grad, None
+                before = None
+                if not self.others_complete:
+                    before, parameter.grad = parameter.grad, None
                 place = self._place(position, local(parameter).dtype if before is None else before.dtype)
                 place.zero_() if before is None else place.copy_(local(before))
                 self.taken |= {position: 1} if before is not None else {}
@@ -176,8 +192,17 @@ class _Bucket:
         self.wait()
         for position in self.taken:
             parameter = self.members[position][1]
+            if parameter.grad is not None:  # from elsewhere
+                self.places[position].add_(_as_stored(parameter, parameter.grad))
+        for position in self.taken:
+            parameter = self.members[position][1]
             parameter.grad = as_gradient(parameter, self.places[position])
             cast(Any, parameter.grad).reduced_at = self.flat._version  # which all views of it share
+
+
+def _as_stored(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+    """Local part of a gradient of DTensor's autograd, in the parameter's placements."""
+    return local(gradient.redistribute(placements=parameter.placements) if isinstance(gradient, DTensor) else gradient)
 
 
 def _mark_reduced(parameter: nn.Parameter) -> None:
