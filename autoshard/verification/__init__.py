@@ -1,4 +1,4 @@
-"""Proves that an emitted package computes what the original model does, by running both in float64."""
+"""Verifies that an emitted package computes what the original model does, by running both in float64."""
 
 from autoshard.verification.case import Case, check_files, check_folder, make_case
 from autoshard.verification.comparison.proof import Proof, proof_text
