@@ -14,7 +14,7 @@ from torch import fx
 from autoshard.errors import CaptureError, UsageError, UserError
 from autoshard.graph_capture.call_record import record
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher, watch_library_init
-from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of
+from autoshard.graph_capture.constructor.recipes import flag_values, recipes_of, separate_draws, with_copies
 from autoshard.graph_capture.constructor.strided import in_memory_order
 from autoshard.graph_capture.dynamic_export.concrete import concrete, places_at
 from autoshard.graph_capture.dynamic_export.dynamic_export import DynamicDims, dynamic_dims, export_with
@@ -270,12 +270,14 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
     outputs, called = _outputs(program, name)
     if not outputs:
         raise CaptureError("its forward returns no tensor", "`return loss` at its end")
+    recipes = recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls)
+    copied = with_copies(stored.values, (*stored.parameters, *stored.buffers), watcher.draw_of, recipes)
     graph = Graph(
         name="",
         tensors=(*stored.tensors.values(), *tensors.values()),
         inputs=stored.inputs,
-        parameters=stored.parameters,
-        buffers=stored.buffers,
+        parameters=copied[: len(stored.parameters)],
+        buffers=copied[len(stored.parameters) :],
         ops=(*stored.constant_ops, *ops),
         outputs=outputs,
         loss=None,
@@ -286,7 +288,8 @@ def _raw(program: Any, model: torch.nn.Module | None, watcher: InitWatcher, trai
         modules=_modules(module.graph, model),
         variables=tuple((name(node), variable) for node, variable in variables_of(module.graph)),
         widened=tuple(name(node) for node in widened(module.graph, wide)),
-        recipes=recipes_of(stored.values, stored.parameters, stored.buffers, watcher.calls),
+        recipes=recipes,
+        assumed=separate_draws(stored.values, copied, watcher.recorder, recipes),
     )
     return choose_loss(mark_reached(graph), called) if training else graph
 

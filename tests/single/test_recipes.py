@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import sys
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from autoshard.emit.initial_file import _value, initial_file
 from autoshard.errors import InvalidFileError
-from autoshard.graph_capture.capture import capture_model
+from autoshard.graph_capture.capture import capture, capture_model
 from autoshard.graph_capture.constructor.initial_distributions import InitWatcher
 from autoshard.graph_capture.constructor.recipes import recipes_of
 from autoshard.graph_capture.load_model import load_model
@@ -224,6 +225,57 @@ def test_equal_recipes_are_one_and_the_file_of_the_graph_keeps_them() -> None:
     graph = captured(Tables())
     assert sorted(sorted(recipe.paths) for recipe in graph.recipes) == [["slope_0", "slope_2"], ["slope_1"]]
     assert graph_json.loads(graph_json.dumps(graph)) == graph
+
+
+class Momentum(nn.Module):
+    """A student, and teachers that begin as it; a weight whose norm is a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.loaded, self.taken = nn.Linear(6, 6), nn.Linear(6, 6), nn.Embedding(6, 6)
+        self.loaded.load_state_dict(self.student.state_dict())
+        self.taken.weight.data = self.student.weight.data.clone()
+        self.table = nn.Embedding(9, 6, padding_idx=2)
+        self.early, self.later = copy.deepcopy(self.table), copy.deepcopy(self.student)
+        with torch.no_grad():
+            self.table.weight[3].zero_()
+            self.later.weight.normal_(std=0.5)
+        self.copied = copy.deepcopy(self.table)
+        self.other, self.scaled = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.scaled.weight.data = 2 * self.student.weight.data
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.student(x) + self.loaded(x) + x @ self.taken.weight + self.other(x) + self.normed(x) + self.scaled(x)
+        y = y + self.table.weight[:2] + self.copied.weight[:2] + self.early.weight[:2] + self.later(x)
+        return y.square().sum()
+
+
+def momentum() -> tuple[nn.Module, tuple[Tensor]]:
+    return Momentum(), (torch.randn(2, 6),)
+
+
+def test_copies_of_random_numbers_start_as_copies(tmp_path: Path) -> None:
+    from autoshard.emit import runtime
+
+    graph = capture(f"{__file__}:momentum", {})
+    mesh = runtime.ParallelMesh({"tp": 1}, 0, lambda *_: None, torch.device("cpu"))  # type: ignore[arg-type, return-value]
+    holder = nn.Module()
+    for number, one in enumerate(graph.parameters):
+        shape = graph.tensor(one.tensor).shape
+        holder.register_parameter(
+            str(number), runtime.shard_parameter(one.path, shape, "R", mesh, ties=one.ties, init=one.init)
+        )
+    assert not runtime.init_parameters(holder, 3, run(graph.recipes, tmp_path).INITIAL)
+    values = {one.path: x for one, x in zip(graph.parameters, holder.parameters(), strict=True)}
+    first = values["student.weight"]
+    assert torch.equal(values["loaded.weight"], first) and torch.equal(values["taken.weight"], first)
+    assert torch.equal(values["copied.weight"], values["table.weight"]) and not values["table.weight"][2].any()
+    for name in ("other", "later", "table", "early"):
+        twins = [other for other, x in values.items() if torch.equal(x, values[f"{name}.weight"])]
+        assert twins == [f"{name}.weight", *(["copied.weight"] if name == "table" else [])], twins
+    assert not torch.equal(values["scaled.weight"], 2 * first)
+    assert len(graph.assumed) == 1 and graph.assumed[0].startswith("early.weight and 1 more, which the constructor")
 
 
 @pytest.mark.parametrize(

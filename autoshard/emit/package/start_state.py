@@ -75,7 +75,7 @@ def fill_unsaved(model: nn.Module, weights: Mapping[str, Any], seed: int) -> Non
         elif spec.name in INITIAL:
             init_computed(buffer, INITIAL[spec.name], seed)
         elif spec.init:
-            init_parameter(buffer, spec.init)
+            init_parameter(buffer, spec.init, seed)
         else:
             unknown.append(spec.name)
     if unknown:

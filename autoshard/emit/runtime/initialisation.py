@@ -28,15 +28,24 @@ _DRAWN: dict[str, Callable[..., Any]] = {
 
 @torch.no_grad()
 def init_parameter(tensor: Tensor, recipe: Sequence[str | float], seed: int = 0) -> None:
-    """Initialises a tensor by e.g. ("normal", 0.0, 0.02), on the device that holds it."""
+    """Initialises a tensor by e.g. ("normal", 0.0, 0.02), on the device that holds it. A name at the end is of the
+    tensor whose numbers it has: the constructor copied them."""
     kind, *numbers = recipe
+    name = _drawn_as(sharding(tensor).name, recipe)
+    numbers = [number for number in numbers if not isinstance(number, str)]
     if kind == "constant":
         nn.init.constant_(local(tensor), float(numbers[0]))
         return
-    local(tensor).copy_(_part(sharding(tensor), str(kind), numbers, seed, local(tensor).device))
+    local(tensor).copy_(_part(sharding(tensor), name, str(kind), numbers, seed, local(tensor).device))
 
 
-def _part(spec: Sharding, kind: str, numbers: Sequence[str | float], seed: int, device: torch.device) -> Tensor:
+def _drawn_as(name: str, recipe: Sequence[str | float]) -> str:
+    return recipe[-1] if len(recipe) > 1 and isinstance(recipe[-1], str) else name
+
+
+def _part(
+    spec: Sharding, name: str, kind: str, numbers: Sequence[str | float], seed: int, device: torch.device
+) -> Tensor:
     """This device's part of a random tensor, from the tiles that overlap it."""
     rows, columns, *tail = (*spec.shape, 1, 1)[: max(2, len(spec.shape))]
     held = [*spec.held, *[torch.arange(1)] * (2 - len(spec.held))]
@@ -46,7 +55,7 @@ def _part(spec: Sharding, kind: str, numbers: Sequence[str | float], seed: int, 
     for top in _starts(held[0], high):
         for left in _starts(held[1], wide):
             tile = torch.empty((min(high, rows - top), min(wide, columns - left), *tail), device=device)
-            generator = torch.Generator(device).manual_seed(hash_of(seed, spec.name, top, left))
+            generator = torch.Generator(device).manual_seed(hash_of(seed, name, top, left))
             _DRAWN[kind](tile, *numbers, generator=generator)
             spans = [_span(held[0], top, high), _span(held[1], left, wide)]
             for dim, index in enumerate(held):
@@ -70,7 +79,7 @@ def _span(held: Tensor, start: int, size: int) -> slice:
 def init_computed(tensor: Tensor, make: Callable[[], Tensor], seed: int = 0) -> None:
     """Initialises as the original's constructor does; random numbers there depend on the seed and the name only."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(hash_of(seed, sharding(tensor).name))
+        torch.manual_seed(hash_of(seed, _drawn_as(sharding(tensor).name, sharding(tensor).init)))
         assign(tensor, make())
 
 

@@ -37,7 +37,7 @@ class _Step:
     kind: str = ""  # "view", "change" in place; "fill": a change that does not look, "cover": one of a whole storage
     leaf: torch.Tensor | None = None  # numbers that no call made, as they were at `version`
     version: int = 0
-    source: tuple[str, int] | None = None  # of a cover by `copy_`: the like tensor that is copied, and its storage
+    source: tuple[str, int] | None = None  # of a whole `copy_` or `clone`: the like tensor, and its storage
 
 
 @dataclass
@@ -71,7 +71,11 @@ class CallRecorder:
         target = f"aten.{func.overloadpacket.__name__}.{_without_generator(func)}"
         step = self._step(func, inputs, outputs, written)
         call = RecipeCall(target, arguments, keywords) if known else None
-        source = self._source(arguments, inputs) if target == "aten.copy_.default" and step.kind == "cover" else None
+        source = None
+        if target == "aten.copy_.default" and step.kind == "cover":
+            source = self._source(arguments[1], *inputs[:2])
+        elif target == "aten.clone.default":
+            source = self._source(arguments[0], outputs[0], inputs[0])
         number = self._add(replace(step, call=call, needs=tuple(needs), source=source))
         several = isinstance(result, tuple | list)
         for position, out in enumerate(result if several else [result]):
@@ -91,10 +95,9 @@ class CallRecorder:
         others = frozenset(self._storage(tensor) for tensor in inputs if tensor is not written[0])
         return _Step(None, (), others, changed, "cover" if _is_whole(written[0]) else "fill")
 
-    def _source(self, arguments: tuple[Attribute, ...], inputs: list[torch.Tensor]) -> tuple[str, int] | None:
-        target, source = inputs[:2]
-        alike = target.dtype == source.dtype and target.shape == source.shape
-        return (str(arguments[1]), self._storage(source)) if alike else None
+    def _source(self, name: Attribute, copy: torch.Tensor, source: torch.Tensor) -> tuple[str, int] | None:
+        alike = copy.dtype == source.dtype and copy.shape == source.shape
+        return (str(name), self._storage(source)) if alike else None
 
     def _add(self, step: _Step) -> int:
         for storage in step.writes:
@@ -161,14 +164,7 @@ class CallRecorder:
 
     def calls(self, tensor: torch.Tensor) -> tuple[RecipeCall, ...]:
         """The calls that make the numbers of `tensor` as they are now; () where they are not known."""
-        storage = self._storage(tensor)
-        if storage not in self.writers and self._place(tensor) not in self.named:
-            return ()
-        reference = self._reference(tensor)
-        numbers = self._recipe_steps(reference, storage)
-        while numbers and (source := self.steps[numbers[-1]].source) and self._target(numbers[-1]) == reference:
-            reference, storage = source
-            numbers = self._recipe_steps(reference, storage)
+        numbers, reference = self.origin(tensor)
         if not numbers:
             return ()
         order = {step: position for position, step in enumerate(numbers)}
@@ -176,15 +172,32 @@ class CallRecorder:
         last = _moved(reference, order)
         return tuple(calls) if last == f"%{len(calls) - 1}" else (*calls, RecipeCall("result", (last,), ()))
 
+    def origin(self, tensor: torch.Tensor) -> tuple[list[int], str]:
+        """Steps of the recipe, [] if there is none, and the name of the result; a whole copy has its source's."""
+        storage = self._storage(tensor)
+        if storage not in self.writers and self._place(tensor) not in self.named:
+            return [], ""
+        reference = self._reference(tensor)
+        numbers = self._recipe_steps(reference, storage)
+        while numbers and (source := self._copied(numbers[-1], reference)):
+            reference, storage = source
+            numbers = self._recipe_steps(reference, storage)
+        return numbers, reference
+
     def _recipe_steps(self, reference: str, storage: int) -> list[int]:
         """The steps of the recipe; [] where there is none."""
         wanted = self._needed(_step_of(reference), storage) if reference != _UNKNOWN else None
         numbers = self._used(self._uncovered(wanted), _step_of(reference)) if wanted else []
         return numbers if self._all_filled(numbers) else []
 
-    def _target(self, number: int) -> Attribute:
-        call = self.steps[number].call
-        return None if call is None else call.arguments[0]
+    def _copied(self, number: int, reference: str) -> tuple[str, int] | None:
+        """Source of `reference`, if this step copies it as a whole and the source has not changed since."""
+        step = self.steps[number]
+        if step.source is None or step.call is None:
+            return None
+        if reference != (step.call.arguments[0] if step.kind == "cover" else f"%{number}"):
+            return None
+        return step.source if all(writer < number for writer in self.writers.get(step.source[1], ())) else None
 
     def _written_down(self, step: _Step) -> RecipeCall:
         assert step.call is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -41,7 +42,9 @@ class InitWatcher(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, tuple[Any, Init]] = {}  # the storage is kept alive, so that its id stays its own
+        # The storage is kept alive, so that its id stays its own; copies have the number of the draw that they copy.
+        self.known: dict[int, tuple[Any, Init, int]] = {}
+        self.draws = count(1)
         self.partly: set[int] = set()
         self.recorder = CallRecorder()
 
@@ -71,19 +74,27 @@ class InitWatcher(TorchDispatchMode):
         """Note that `tensor` was made from these values, and has none itself."""
         self.recorder.note_values(tensor, values)
         if values.numel() == 1 and not values.is_complex():
-            self.known[_storage(tensor)] = (tensor.untyped_storage(), ("constant", float(values)))
+            self.known[_storage(tensor)] = (tensor.untyped_storage(), ("constant", float(values)), 0)
 
     def _trunc_normal(self, tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
         filled = self.original(tensor, mean, std, a, b, generator)
         init = ("trunc_normal", float(mean), float(std), float(a), float(b))
         self.recorder.forget(tensor)
         self.partly.discard(_storage(tensor))
-        self.known[_storage(tensor)] = (tensor.untyped_storage(), init)
+        self.known[_storage(tensor)] = (tensor.untyped_storage(), init, next(self.draws))
         return filled
 
     def init_of(self, tensor: torch.Tensor) -> Init:
         """How `tensor` starts, () where that is not known."""
-        return self.known.get(_storage(tensor), (None, ()))[1]
+        return self.known.get(_storage(tensor), (None, (), 0))[1]
+
+    def draw_of(self, tensor: torch.Tensor) -> object:
+        """Equal for two tensors of one shape with the same random numbers; None for constants, or if not known."""
+        _, init, draw = self.known.get(_storage(tensor), (None, (), 0))
+        if init and _storage(tensor) not in self.partly:
+            return None if init[0] == "constant" else draw
+        numbers, reference = self.recorder.origin(tensor)
+        return (tuple(numbers), reference) if numbers else None
 
     def calls(self, tensor: torch.Tensor) -> tuple[RecipeCall, ...]:
         """Calls that make `tensor`, if its initialisation has no name or a part starts otherwise; else ()."""
@@ -105,15 +116,16 @@ class InitWatcher(TorchDispatchMode):
             zip((a.name for a in schema.arguments), args, strict=False)
         ) | kwargs  # fmt: skip
         start = _STARTS.get(name)
-        init = start(arguments) if start else _changed(name.rstrip("_"), self._before(args), arguments)
-        self.known[_storage(result)] = (result.untyped_storage(), init)
-
-    def _before(self, args: tuple[Any, ...]) -> Init:
+        before: tuple[Any, Init, int] = (None, (), 0)
         if args and isinstance(args[0], torch.Tensor):
-            return self.init_of(args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0])
-        return ()
+            source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
+            before = before if _storage(source) in self.partly else self.known.get(_storage(source), before)
+        init = start(arguments) if start else _changed(name.rstrip("_"), before[1], arguments)
+        draw = before[2] if name.rstrip("_") in _COPIES and not start else next(self.draws)
+        self.known[_storage(result)] = (result.untyped_storage(), init, draw)
 
 
+_COPIES = ("copy", "clone", "detach", "_to_copy")
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
@@ -141,7 +153,7 @@ def _changed(name: str, before: Init, arguments: Mapping[str, Any]) -> Init:
         return ()
     kind, *numbers = before
     values = [float(number) for number in numbers]
-    if name in ("copy", "clone", "detach", "_to_copy"):
+    if name in _COPIES:
         return before
     other = arguments.get("other")
     if name == "mul" and isinstance(other, int | float):

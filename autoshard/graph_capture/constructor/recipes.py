@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from autoshard.graph_capture.constructor.call_recorder import values_call
+from autoshard.graph_capture.constructor.call_recorder import CallRecorder, values_call
 from autoshard.graph_capture.tracing import LARGEST_ELEMENTS, LISTED, ONE_BY_ONE
 from autoshard.ir.graph import Attribute, Parameter, Recipe, RecipeCall
 
@@ -26,6 +27,46 @@ def recipes_of(
         if isinstance(value, torch.Tensor) and (calls := _calls(stored, value, is_buffer, calls_of)):
             by_calls.setdefault(calls, []).append(stored.path)
     return tuple(Recipe(tuple(paths), calls) for calls, paths in by_calls.items())
+
+
+def with_copies(
+    values: Mapping[str, Any],
+    stored: Sequence[Parameter],
+    draw_of: Callable[[torch.Tensor], object],
+    recipes: Sequence[Recipe],
+) -> tuple[Parameter, ...]:
+    """`stored`, where the constructor copied random numbers from one to another with the name of the first at the end
+    of `init`: all of them are drawn as the first is."""
+    fixed = {path for recipe in recipes if not is_random(recipe.calls) for path in recipe.paths}
+    copies: dict[object, list[Parameter]] = {}
+    for one in stored:
+        value = values.get(one.path)
+        if isinstance(value, torch.Tensor) and one.path not in fixed and (draw := draw_of(value)) is not None:
+            copies.setdefault((draw, value.dtype, value.shape), []).append(one)
+    first = {one.path: group[0].path for group in copies.values() if len(group) > 1 for one in group}
+    marked = [replace(one, init=(*(one.init or ("computed",)), first.get(one.path, ""))) for one in stored]
+    return tuple(new if one.path in first else one for one, new in zip(stored, marked, strict=True))
+
+
+def separate_draws(
+    values: Mapping[str, Any], stored: Sequence[Parameter], recorder: CallRecorder, recipes: Sequence[Recipe]
+) -> tuple[str, ...]:
+    """Sentence on tensors that the constructor computes from random numbers of others, such as a weight's norm."""
+    computed = {path for recipe in recipes if is_random(recipe.calls) for path in recipe.paths}
+    readers: dict[int, set[str]] = {}  # of each step that draws
+    for one in stored if computed else ():
+        value = values.get(one.path)
+        for number in recorder.origin(value)[0] if isinstance(value, torch.Tensor) else ():
+            call = recorder.steps[number].call
+            if call is not None and is_random([call]):
+                readers.setdefault(number, set()).add(one.path)
+    copies = {one.path for one in stored if one.init and isinstance(one.init[-1], str) and len(one.init) > 1}
+    apart = sorted({path for paths in readers.values() if len(paths) > 1 for path in (paths & computed) - copies})
+    if not apart:
+        return ()
+    more = f" and {len(apart) - 1} more, which" if len(apart) > 1 else ", which"
+    what = f"{apart[0]}{more} the constructor computes from random numbers of other parameters, may start from others"
+    return (f"{what} (`train.py --weights` starts from the original's)",)
 
 
 def flag_values(model: torch.nn.Module, calls_of: CallsOf) -> dict[str, torch.Tensor]:
