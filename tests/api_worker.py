@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -272,8 +273,23 @@ def penalties() -> None:
             follows(copy.deepcopy(model), split, loss)
     doubled = {name: 2 * value for name, value in split.named_parameters()}
     refused(lambda: torch.func.functional_call(split, doubled, (x,)), "weight, a parameter or buffer of a sharded")
-    next(split.parameters()).register_hook(torch.zeros_like)
+    bias = list(split.parameters())[1]
+    handle = bias.register_hook(torch.zeros_like)
     refused(lambda: split(x), "has a hook")
+    handle.remove()
+    split.get_submodule("2").eval()
+    refused(lambda: split(x), "the mode of 2 was changed")
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        split.alpha = 1.0
+    assert "alpha has no effect" in str(noted[0].message)
+    model[0].requires_grad_(False)
+    refused(lambda: autoshard.parallelize(model, plan), "0.weight was planned as trained, and the model has it as froz")
+    frozen = autoshard.parallelize(model, autoshard.plan(model, x, hardware="cpu-local", mesh="dp=4"))
+    assert frozen(x).requires_grad
+    refused(lambda: frozen.requires_grad_()(x), "weight was frozen when the model was planned")
+    still = autoshard.plan(model.eval(), x, hardware="cpu-local", mesh="dp=4", training=False)
+    assert not autoshard.parallelize(model, still)(x).requires_grad
 
 
 def micro_batches() -> None:

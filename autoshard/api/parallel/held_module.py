@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
 
@@ -17,11 +18,20 @@ from autoshard.errors import UsageError
 class HeldModule(nn.Module):
     """A module whose parameters and buffers may be this rank's parts; as nn.Module until they are."""
 
-    _held: Sequence[tuple[dict[str, Any], str, Any]] = ()  # stores, names and tensors that the rank's model runs on
+    # Stores, names and tensors that the rank's model runs on, and whether they were planned with gradients.
+    _held: Sequence[tuple[dict[str, Any], str, Any, bool]] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Warns of a new attribute: the plan has the model's values."""
+        if self._held and not (name.startswith("_") or hasattr(self, name)):
+            message = f"{name} has no effect on a sharded model, which runs with the attributes it was planned with"
+            warnings.warn(message, UserWarning, stacklevel=2)
+        super().__setattr__(name, value)
 
     def check_held(self) -> None:
-        """UsageError for what the rank's model would not see: replaced parameters and buffers, hooks on parameters."""
-        for store, name, tensor in self._held:
+        """UsageError for what the rank's model would not see: replaced parameters and buffers, hooks on parameters,
+        parameters that were unfrozen."""
+        for store, name, tensor, trained in self._held:
             current: Any = store.get(name)
             if current is not tensor:
                 message = f"{name}, a parameter or buffer of a sharded model, was replaced, by functional_call or by a "
@@ -30,6 +40,9 @@ class HeldModule(nn.Module):
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 message = f"{name}, a parameter of a sharded model, has a hook, and its gradient is not autograd's"
                 raise UsageError(message, "change the gradient after the backward")
+            if tensor.requires_grad and not trained:
+                message = f"{name} was frozen when the model was planned: its gradient would not be summed over devices"
+                raise UsageError(message, "unfreeze it before planning")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes whole tensors, which every rank gives, beside parts; the last argument are the errors."""
@@ -53,9 +66,7 @@ class HeldModule(nn.Module):
         for dtype, device in {(x.dtype, x.device): None for x in parts}:
             other = fn(torch.empty(0, dtype=dtype, device=device))
             if (other.dtype, other.device) != (dtype, device):
-                message = (
-                    f"the parts of a model that runs split are {dtype} on {device}, not {other.dtype} on {other.device}"
-                )
+                message = f"parameters of a sharded model are {dtype} on {device}, not {other.dtype} on {other.device}"
                 raise UsageError(message, "precision=… of the plan, device=… of parallelize or shard")
         return self
 
@@ -97,4 +108,5 @@ def register(holder: HeldModule, part: RankModel) -> None:
         for path in (one.path, *one.ties):
             hold(holder, path, held[one.path], one.persistent)
     stores = [store for module in holder.modules() for store in (module._parameters, module._buffers)]
-    holder._held = [(store, name, x) for store in stores for name, x in store.items() if x is not None]
+    named = [(store, name, x) for store in stores for name, x in store.items() if x is not None]
+    holder._held = [(store, name, x, x.requires_grad) for store, name, x in named]

@@ -55,6 +55,11 @@ def parallelize(model: nn.Module, plan: PlannedModel, *, device: str | torch.dev
     kind = ranks.device_type(device)
     mesh = ranks.parallel_mesh(plan.plan.mesh, kind, ranks.on_host(plan.plan))
     part = rank_model(plan.plan, plan.graph, plan.simulated.program, mesh)
+    planned_gradients = {one.path: one.trainable for one in part.program.parameters} if part.program.training else {}
+    for path, parameter in module.named_parameters():
+        if parameter.requires_grad != planned_gradients.get(path, parameter.requires_grad):
+            was, now = ("frozen", "trained") if parameter.requires_grad else ("trained", "frozen")
+            raise UsageError(f"{path} was planned as {was}, and the model has it as {now}", "plan this model")
     fill(part, dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]))
     return ParallelModule(model, part, call, planned, plan.plan.step.micro_batches)
 
@@ -77,7 +82,7 @@ class ParallelModule(HeldModule):
         self._step = GradientStep(part)
         self._sizes: Mapping[str, int] = {}  # dynamic ones, of the last call
         register(self, part)
-        self.training = part.program.training
+        super().train(part.program.training)
         forward = user_forward(original)
 
         @functools.wraps(forward)
@@ -138,6 +143,10 @@ class ParallelModule(HeldModule):
     def _locals(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """This rank's parts of the inputs of a call."""
         self.check_held()
+        modes = [path for path, one in self.named_modules() if one.training != self.training]
+        if modes:
+            message = f"the mode of {modes[0]} was changed, and the plan has it as it was planned"
+            raise UsageError(message, f"set {modes[0]}'s mode before planning")
         part, call, planned = self._wrapped
         actual, tensors = called_with(planned, call, args, kwargs, targets=_targets(call))
         if actual.form != call.form:
@@ -159,7 +168,9 @@ class ParallelModule(HeldModule):
             full_value(x, self._shape(value), str(value.layout), part.mesh)
             for value, x in zip(values, outputs, strict=True)
         ]
-        if part.program.loss is not None and not call.summed:  # only the loss was planned with gradients
+        if not part.program.training:
+            wholes = [x.detach() for x in wholes]
+        elif part.program.loss is not None and not call.summed:  # only the loss was planned with gradients
             wholes = [
                 x if value.name == part.program.loss else _without_gradient(x, value)
                 for value, x in zip(values, wholes, strict=True)
