@@ -6,7 +6,7 @@ with more of both answer for batch and sequence; only if they don't, each is tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -69,10 +69,15 @@ def _batch_alone(graph: Graph, recapture: Again, tried: tuple[int, int]) -> Free
     return FreeSize(BATCH, _why_fixed(graph, batch_size(graph), tried, recapture), *tried)
 
 
-def _why_fixed(graph: Graph, batch: int, tried: Iterable[int], recapture: Again) -> str:
+def _coprime(samples: int, batch: int) -> int:
+    """One sample more than a multiple of the batch: padding to a multiple then does not go unseen."""
+    return samples + (samples > batch)
+
+
+def _why_fixed(graph: Graph, batch: int, tried: tuple[int, int], recapture: Again) -> str:
     """Reason why a package can't take another batch, "" if the model does nothing else at those tried."""
     try:
-        for samples in tried:
+        for samples in (tried[0], _coprime(tried[1], batch)):
             carried = rebatched(graph, samples)
             message = followed_numbers(
                 with_numbers_of(carried, recapture(samples, sequence_length(graph)), batch), carried
@@ -109,7 +114,7 @@ def _followed(graph: Graph, recapture: Again, batches: tuple[int, int]) -> tuple
     if longer < base:
         what = f"of sequences of {base} the model looks up {base - longer} more positions than its tables have"
         raise UsageError(what, "a plan of its own for another length")
-    samples = batches[1] + (batches[1] > batch_size(graph))
+    samples = _coprime(batches[1], batch_size(graph))
     second = _second(base, shorter, longer, batch_size(graph))
     least = min(shorter, second)
     known = replace(graph, free_sizes=(FreeSize(SEQUENCE, "", least, longer, follows_of(slopes)),))
