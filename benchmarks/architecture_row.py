@@ -1,9 +1,20 @@
-"""One architecture of docs/architectures.md: its package really run, and random plans of the same graph verified."""
+"""One architecture of docs/architectures.md: its package really run, and random plans of the same graph verified.
+
+The package is what a user would train: start with the printed torchrun line, save, be killed in the middle, resume,
+take the weights back into the original class, and start again from the original's own safetensors. All on this machine,
+over gloo.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
+import re
+import shlex
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -13,8 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from autoshard.cli import commands
 from autoshard.emit import emit
 from autoshard.graph_capture.capture import capture
+from autoshard.graph_capture.load_model import load_model
 from autoshard.ir.graph import Graph
 from autoshard.ir.graph_json import load
 from autoshard.ir.mesh import Mesh
@@ -23,9 +38,16 @@ from autoshard.program.lower import lower
 from autoshard.rules.operator_table import has_rule
 from autoshard.verification import check_files, make_case
 from benchmarks import harness
-from benchmarks.package_runs import STAGES, run_package
 from tests.models import NAMES, missing_library
 
+MESH = "tp=2"
+HARDWARE = "cpu-local"
+STRATEGY = "random:1"  # the best plan of a small model splits nothing
+NO_PLAN, NOT_CAPTURED = 3, 4  # exit codes
+STAGES = ("captured", "planned", "started", "saved", "killed", "resumed", "taken back", "weights")
+START_SECONDS = 240.0  # a slow machine has time to import torch
+POLL_SECONDS = 0.1
+_ENDLESS = 100_000  # steps: it must be killed
 INFERENCE_MESH = "dp=2,tp=2"
 
 
@@ -93,10 +115,10 @@ def row_of(record: dict[str, Any]) -> Row:
     return Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
 
 
-Report = Callable[[Row], None]  # called before each plan
+Report = Callable[[Row], object]  # called before each plan
 
 
-def measure(name: str, extent: Extent, report: Report | None = None) -> Row:
+def measure(name: str, extent: Extent, report: Report = lambda row: None) -> Row:
     """Every column of one architecture. A failure is a reason in the row, never an exception."""
     start = time.monotonic()
     row = Row(name, extent.name, missing_library(name))
@@ -117,17 +139,15 @@ def _built(row: Row) -> Row:
     return row
 
 
-def _packaged(row: Row, extent: Extent, folder: Path, report: Report | None) -> Row:
+def _packaged(row: Row, extent: Extent, folder: Path, report: Report) -> Row:
     """The package first: its graph is what the random plans are of."""
-    runs = run_package(NAMES[row.name], folder)
-    row = replace(row, stages=runs.passed, refused=runs.refused, reasons=(runs.reason,) if runs.reason else ())
-    if report is not None:
-        report(row)
+    row = run_package(row, folder)
+    report(row)
     graph = folder / "package" / "graph.json"
     return verify(row, extent, report, load(graph)) if graph.exists() else row
 
 
-def verify(row: Row, extent: Extent, report: Report | None = None, graph: Graph | None = None) -> Row:
+def verify(row: Row, extent: Extent, report: Report = lambda row: None, graph: Graph | None = None) -> Row:
     """Train (`graph`, captured here where it is None) and infer under every plan."""
     for training in (True, False):
         try:
@@ -137,7 +157,7 @@ def verify(row: Row, extent: Extent, report: Report | None = None, graph: Graph 
     return row
 
 
-def _verified(row: Row, extent: Extent, training: bool, report: Report | None, graph: Graph | None) -> Row:
+def _verified(row: Row, extent: Extent, training: bool, report: Report, graph: Graph | None) -> Row:
     arguments = {} if training else {"loss": False}
     graph = graph or capture(NAMES[row.name], arguments, training=training)
     if training:
@@ -146,8 +166,7 @@ def _verified(row: Row, extent: Extent, training: bool, report: Report | None, g
             return _failed(row, "the model gives no loss")
     case = make_case(NAMES[row.name], arguments, graph)
     for label, plan in plans(graph, extent if training else replace(extent, meshes=(INFERENCE_MESH,))):
-        if report is not None:
-            report(row)
+        report(row)
         where = f"{label} {'training' if training else 'inference'}"
         row = replace(row, plans=row.plans + 1)
         try:
@@ -185,3 +204,137 @@ def _in_words(error: Exception) -> str:
     if os.environ.get("AUTOSHARD_TRACEBACK"):
         traceback.print_exception(error)
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+# --- its package: planned by the command, and every command that it prints really run ---------------------------------
+
+
+class Failed(Exception):
+    """What went wrong, in a sentence."""
+
+
+class Refused(Failed):
+    """The model was not captured, and it was said why, and what to try."""
+
+
+def run_package(row: Row, folder: Path) -> Row:
+    """All stages, in an empty folder, until one fails: those that passed, in the order of STAGES, and why the next did
+    not."""
+    passed, spec = list[str](), NAMES[row.name]
+    try:
+        launch = _plan(spec, folder / "package", passed)
+        last = _start_and_kill(launch, folder / "saved", passed)
+        _resume(launch, folder, last, passed)
+        _take_back(spec, folder, last + 2, passed)
+        _start_from_weights(launch, folder, passed)
+    except Failed as error:
+        row = replace(_failed(row, str(error)), refused=isinstance(error, Refused))
+    return replace(row, stages=tuple(passed))
+
+
+def _plan(spec: str, package: Path, passed: list[str]) -> list[str]:
+    """`autoshard plan`; the torchrun command that it prints."""
+    output, errors = io.StringIO(), io.StringIO()
+    options = ["--mesh", MESH, "--hardware", HARDWARE, "--strategy", STRATEGY, "--out", str(package)]
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        code = commands.main(["plan", spec, *options])
+    if code:
+        said = [line for line in errors.getvalue().splitlines() if line.strip() and "capturing" not in line]
+        if code == NO_PLAN:
+            passed.append("captured")
+        words = " ".join(line.strip() for line in said).removeprefix("autoshard: ") or f"plan ended with {code}"
+        raise (Refused if code == NOT_CAPTURED else Failed)(words)
+    passed += ["captured", "planned"]
+    match = re.search(r"^next: (torchrun .*)$", output.getvalue(), re.MULTILINE)
+    if match is None:
+        raise Failed("plan prints no torchrun command")
+    return shlex.split(match[1])
+
+
+def _command(launch: Sequence[str], *options: object) -> list[str]:
+    """The printed command; several run at once here, so each takes a free port."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *launch[1:], *map(str, options)]
+
+
+def _ended(command: Sequence[str], what: str) -> str:
+    """Runs it to its end; what it printed."""
+    outcome = harness.ended(command, START_SECONDS)
+    if outcome.code is None:
+        raise Failed(f"{what}: {outcome.end}")
+    if outcome.code:
+        raise Failed(f"{what}: {_last_words(outcome.errors) or outcome.end}")
+    return outcome.output
+
+
+def _last_words(text: str) -> str:
+    """The error of train.py, or the last exception of a traceback."""
+    lines = [re.sub(r"^\[(rank)?\d+\]:?(\[rank\d+\]:)? ?", "", line).strip() for line in text.splitlines()]
+    hits = [line for line in lines if line.startswith("error") or re.match(r"[\w.]*(Error|Exception)\b", line)]
+    hits = [line for line in hits if "ChildFailedError" not in line] or [line for line in lines if "terminate" in line]
+    return hits[0] if hits else (lines[-1] if lines else "")
+
+
+def _start_and_kill(launch: list[str], saved: Path, passed: list[str]) -> int:
+    """Steps without end, a checkpoint after each; killed after the second. The last whole checkpoint's step."""
+    with open(f"{saved}.log", "w+") as log:
+        command = _command(launch, "--steps", _ENDLESS, "--save", saved, "--save-every", 1)
+        process = subprocess.Popen(command, env=harness.one_thread(), stdout=log, stderr=log, start_new_session=True)
+        try:
+            end = time.monotonic() + harness.patience(START_SECONDS)
+            while not _steps(saved)[1:] and process.poll() is None and time.monotonic() < end:
+                time.sleep(POLL_SECONDS)
+        finally:
+            harness.kill_family(process)
+        log.seek(0)
+        said = log.read()
+    if re.search(r"^step 1: loss", said, re.MULTILINE):
+        passed.append("started")
+    if not _steps(saved)[1:]:
+        raise Failed(f"the printed command: {_last_words(said) or 'no checkpoint in time'}")
+    passed += ["saved", "killed"]
+    return _steps(saved)[-1]
+
+
+def _steps(saved: Path) -> list[int]:
+    """The steps of the whole checkpoints."""
+    whole = [p.name[5:] for p in saved.glob("step-*") if (p / ".metadata").exists()]
+    return sorted(int(step) for step in whole if step.isdecimal())
+
+
+def _resume(launch: list[str], folder: Path, last: int, passed: list[str]) -> None:
+    saved = folder / "saved"
+    said = _ended(_command(launch, "--steps", last + 2, "--resume", saved, "--save", saved), "--resume")
+    if f"at step {last}" not in said or f"step {last + 2}: loss" not in said or _steps(saved)[-1] != last + 2:
+        raise Failed(f"--resume of step {last} printed {said!r}")
+    passed.append("resumed")
+
+
+def _take_back(spec: str, folder: Path, step: int, passed: list[str]) -> None:
+    """convert.py, and a strict load into the original class."""
+    target = folder / "back.pt"
+    convert = [sys.executable, str(folder / "package" / "convert.py")]
+    _ended([*convert, "--to-original", str(folder / "saved" / f"step-{step}"), str(target)], "convert.py")
+    torch.manual_seed(0)
+    model, _ = load_model(spec, {}, device="cpu")
+    try:
+        model.load_state_dict(torch.load(target, weights_only=True))
+    except RuntimeError as error:
+        raise Failed(f"into the original class: {' '.join(str(error).split())}") from None
+    passed.append("taken back")
+    _save_own(model, folder / "own.safetensors")
+
+
+def _save_own(model: object, path: Path) -> None:
+    """The model's own weights file, as its library writes it: tied tensors once."""
+    import safetensors.torch
+
+    for module in model.modules():  # safetensors refuses a view of a larger storage
+        module._buffers.update({name: x.clone() for name, x in module._buffers.items() if x is not None})
+    safetensors.torch.save_model(model, str(path))  # type: ignore[arg-type]
+
+
+def _start_from_weights(launch: list[str], folder: Path, passed: list[str]) -> None:
+    said = _ended(_command(launch, "--steps", 1, "--weights", folder / "own.safetensors"), "--weights")
+    if "step 1: loss" not in said:
+        raise Failed(f"--weights printed {said!r}")
+    passed.append("weights")

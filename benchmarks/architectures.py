@@ -22,10 +22,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from benchmarks import architecture_row as own
 from benchmarks import harness
-from benchmarks.architecture_row import EXTENTS, FULL, INFERENCE_MESH, QUICK, Extent, Row, measure, row_of
+from benchmarks.architecture_row import EXTENTS, FULL, QUICK, STAGES, Extent, Row, measure, row_of
 from benchmarks.harness import ROOT
-from benchmarks.package_runs import HARDWARE, MESH, STAGES, STRATEGY
 from tests.models import NAMES, missing_library
 
 TIMEOUT_SECONDS = {FULL: 3600.0, QUICK: 1200.0}
@@ -164,11 +164,11 @@ def page(rows: Sequence[Row], extent: Extent) -> str:
         "architectures.md.j2",
         counts=counts(rows),
         quick=" --quick" * (extent.name == "quick"),
-        mesh=MESH,
-        hardware=HARDWARE,
-        strategy=STRATEGY,
+        mesh=own.MESH,
+        hardware=own.HARDWARE,
+        strategy=own.STRATEGY,
         plans=extent.words,
-        inference=INFERENCE_MESH,
+        inference=own.INFERENCE_MESH,
         header=HEADER,
         exceptions=[map(_text, cells(row)) for row in rows if not _plainly_passed(row)],
         passed=[row for row in rows if _plainly_passed(row)],

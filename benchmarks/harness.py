@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,18 +32,14 @@ Item = TypeVar("Item")
 README = ROOT / "benchmarks" / "README.md"
 
 
-def options(
-    doc: str | None, only: Sequence[str] | None = None, graphs: bool = False, data: bool = False
-) -> argparse.ArgumentParser:
-    """--write, and where they are asked for --only NAME (repeatable), --graphs FOLDER and --data FOLDER."""
+def options(doc: str | None, only: Iterable[str] = (), data: bool = False) -> argparse.ArgumentParser:
+    """--write, and where they are asked for --only NAME (repeatable) and --data FOLDER."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put what comes out into its page or file")
-    if only is not None:
+    if only:
         parser.add_argument("--only", choices=list(dict.fromkeys(only)), action="append")
     if data:
         parser.add_argument("--data", type=Path, required=True, help="the folder of measurements")
-    if graphs:
-        parser.add_argument("--graphs", type=Path, help="a folder that keeps captured graphs for the next run")
     return parser
 
 
@@ -195,17 +191,6 @@ def rows_of(file: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / "benchmarks" / file).read_text(encoding="utf-8"))
 
 
-def captured(folder: Path, name: str, source: str, sizes: Mapping[str, int], precision: str = "fp32") -> Path:
-    """The graph of a model of this clone, captured where the folder has none."""
-    from autoshard.graph_capture.capture import capture
-    from autoshard.ir.graph_json import save
-
-    path = folder / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
-    if not path.exists():
-        save(capture(str(ROOT / source), dict(sizes), precision), path)
-    return path
-
-
 def planned(graph: Graph, hardware: str, mesh: Mesh, style: str | int = "best") -> Plan:
     """The best plan of a style, or the random one of a seed."""
     from autoshard.cluster.hardware import load_hardware
@@ -217,12 +202,3 @@ def planned(graph: Graph, hardware: str, mesh: Mesh, style: str | int = "best") 
     if isinstance(style, int):
         return random_plan(PlanningContext(graph, mesh, load_hardware(hardware)), style)
     return search(graph, load_hardware(hardware), SearchRequest(mesh, strategy=style))
-
-
-@contextlib.contextmanager
-def kept(folder: Path | None) -> Iterator[Path]:
-    """The folder, made where it is not there, or else a temporary one."""
-    with tempfile.TemporaryDirectory() as temporary:
-        path = folder or Path(temporary)
-        path.mkdir(parents=True, exist_ok=True)
-        yield path

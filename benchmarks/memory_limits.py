@@ -7,11 +7,10 @@ Each model and mesh is a process of its own; capture and formulation are apart.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 from autoshard import solvers
@@ -19,7 +18,8 @@ from autoshard.cluster.hardware import load_hardware
 from autoshard.errors import InfeasibleError
 from autoshard.formulation.formulate import formulate
 from autoshard.formulation.planning_context import PlanningContext
-from autoshard.ir.graph_json import load
+from autoshard.graph_capture.capture import capture
+from autoshard.ir.graph_json import load, save
 from autoshard.ir.mesh import Mesh
 from autoshard.solvers.common.solver_options import Clock, Computing, Options
 from benchmarks import harness
@@ -63,20 +63,20 @@ def lines(model: str, mesh: str, rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = harness.options(__doc__, MODELS, graphs=True)
+    parser = harness.options(__doc__, MODELS)
     parser.add_argument("--mesh", choices=MESHES, action="append")
     parser.add_argument("--seconds", type=float, default=60.0, help="of computing, the most for one solve")
     options = parser.parse_args()
 
-    def rows(folder: Path) -> Iterator[str]:
-        for model, mesh in product(options.only or MODELS, options.mesh or MESHES):
-            graph = harness.captured(folder, model, MODELS[model]["model"], MODELS[model]["sizes"], "bf16-mixed")
-            results = harness.measured("memory_limits", str(graph), mesh, options.seconds)
-            yield from lines(model, mesh, results)
+    def rows(graph: str) -> Iterator[str]:
+        for model in options.only or MODELS:
+            save(capture(str(harness.ROOT / MODELS[model]["model"]), MODELS[model]["sizes"], "bf16-mixed"), graph)
+            for mesh in options.mesh or MESHES:
+                yield from lines(model, mesh, harness.measured("memory_limits", graph, mesh, options.seconds))
 
-    with harness.kept(options.graphs) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         head = f"At most {options.seconds:.0f} s of computing each; "
-        harness.publish(options, "memory_limits", HEADER, rows(folder), head=head)
+        harness.publish(options, "memory_limits", HEADER, rows(f"{folder}/graph.json"), head=head)
 
 
 if __name__ == "__main__":

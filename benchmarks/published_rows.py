@@ -7,7 +7,7 @@ nothing of them is in this repository. What a source leaves out is assumed, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from benchmarks.measurements import read
 
 VOCABULARY = 51_200  # of Megatron's runs: GPT-2's, padded
 WORDS = 50_257  # of GPT-2; the single-node runs share them without padding, and leave out what is over
-LLAMA_WORDS = 32_000  # of a script that names a tokenizer of Llama 2 and no vocabulary
 CORE, ASCEND, FSDP_SOFTWARE, MEGATRON = "megatron-core", "mindspeed", "fsdp", "megatron"
 A100, CLUSTER, BLOOM_CLUSTER = "a100-80g-sxm", "a100-80g-sxm-4hdr", "a100-80g-sxm-4opa"
 FITTED_WIDTH = 1024  # of the single-node models that Megatron's host is fitted to
@@ -32,6 +31,7 @@ OTHER_RELEASE = {"24.11": "dgxc 24.11.1", "24.09": "dgxc 24.11.1"}  # of rows th
 # Its script sets `--swap-attention --recompute-method block --recompute-num-layers 30`, more than a stage has; the
 # table has no column for it. Experts are computed again, and what attention and norms keep waits in the host's memory.
 SWAPPED = ("mixtral_8x22b_32k",)
+CELLS: dict[str, Callable[[str], Any]] = {"numbers": int, "figures": float, "texts": str, "flags": "1".__eq__}
 CASE = re.compile(r"llama3_(\d+)b_l(\d+)_tp(\d+)(?:_cp(\d+))?_pp(\d+)_dp(\d+)(?:_seq(\d+))?_mbc(\d+)_cef$")
 
 
@@ -156,12 +156,12 @@ def is_known(row: Step) -> bool:
 
 
 def _rows(data: Path, file: str, table: str = "") -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """The cells of each row of a file, and what published_files.toml makes of them; empty cells are 0."""
+    """The cells of each row of a file, and what published_files.toml makes of them."""
     schema = harness.rows_of("published_files.toml")[table or file]
+    columns = [(name, field, kind) for kind in CELLS for name, field in schema.get(kind, {}).items()]
     for raw in read(data / f"{file}.csv"):
         row = {name.strip(): cell for name, cell in raw.items()}
-        numbers = {field: int(row[name] or 0) for name, field in schema.get("numbers", {}).items() if name in row}
-        yield row, schema["common"] | numbers
+        yield row, schema["common"] | {field: CELLS[kind](row[name]) for name, field, kind in columns if row.get(name)}
 
 
 def vtrain(data: Path, file: str, single: bool = False) -> list[Step]:
@@ -172,8 +172,8 @@ def vtrain(data: Path, file: str, single: bool = False) -> list[Step]:
     for row, record in _rows(data, file, "vtrain"):
         record["vocabulary"] = WORDS // record["tp"] * record["tp"] if single else VOCABULARY
         record |= {"hardware": A100 if single else CLUSTER, "recompute": "none" if single else "full"}
-        record |= {"milliseconds": row["iteration time (ms)"], "fitted": single and record["hidden"] == FITTED_WIDTH}
-        parsed = step(record | {"name": f"{record['hidden']} wide"})
+        record |= {"fitted": single and record["hidden"] == FITTED_WIDTH, "name": f"{record['hidden']} wide"}
+        parsed = step(record)
         workload = (replace(parsed.model, vocabulary=VOCABULARY), parsed.run.batch, int(row["# GPUs"]))
         steps.append(replace(parsed, workload=workload))
     return steps
@@ -201,7 +201,7 @@ def bloom(data: Path) -> tuple[Step, ...]:
         full = "OOM" in (raw["memory_gb"], raw["note"])
         seconds = float("nan") if full or raw["step_seconds"] in ("", "x") else float(raw["step_seconds"])
         record |= {
-            "zero": int(raw["zero"] or 1), "precision": raw["dtype"], "seconds": seconds,
+            "seconds": seconds,
             "memory_gb": float(raw["memory_gb"]) if raw["memory_gb"].isdigit() else float("nan"),
             "name": f"{raw['size']} {raw['layers']}x{raw['hidden']}, {raw['heads']} heads",
             "workload": (raw["size"], raw["note"]), "full": full or not seconds > 0,
@@ -222,7 +222,6 @@ def b200(data: Path) -> tuple[Step, ...]:
         record |= models[f"Llama 3 {size}B"] | {
             "layers": layers, "sequence": length or 4096, "batch": micro_batches * dp, "dp": dp, "tp": tp, "pp": pp,
             "cp": cp or 1, "name": f"Llama 3 {size}B", "workload": (size, micro_batches, length),
-            "memory_gb": float(raw["measured_peak_gib"]), "milliseconds": raw["measured_ms"],
         }  # fmt: skip
         steps.append(step(record))
     return tuple(steps)
@@ -245,7 +244,7 @@ def mpt(data: Path, software: str = FSDP_SOFTWARE, float8: bool = False) -> tupl
             "reduced": "bf16" if raw["sharding"].endswith("PURE") else "fp32",
             "seconds": record["batch"] * record["sequence"] / float(raw["tokens_per_second_per_gpu"]) / devices,
             "workload": (raw["gpu"], raw["model"], record["sequence"], devices), "hardware": GPUS[raw["gpu"]],
-            "name": raw["model"], "fitted": raw["model"] in MPT_SIZES[::2],
+            "fitted": raw["model"] in MPT_SIZES[::2],
         }  # fmt: skip
         steps.append(step(record))
     return tuple(steps)
@@ -266,26 +265,21 @@ def nvidia(data: Path) -> tuple[Step, ...]:
     steps = []
     for raw, record in _rows(data, "dgxc_h100_steps", "recipes"):
         family, _, release = raw["family"].partition("/")
-        record |= {"name": family, "hardware": MACHINES["h100"], "seconds": float(raw["step_seconds"])}
-        steps.append(_recipe(raw, record | {"release": OTHER_RELEASE.get(release, "dgxc 25.04.01")}))
+        steps.append(_recipe(record, family, OTHER_RELEASE.get(release, "dgxc 25.04.01")))
     for raw, record in _rows(data, "nemo_fp8_steps", "recipes"):
         release, _, name = raw["name"].partition(" ")
-        seconds = record["batch"] * record["sequence"] / (float(raw["tokens_per_second_per_gpu"]) * record["dp"])
-        record |= {"name": name, "hardware": MACHINES[raw["machine"]], "seconds": seconds}
-        steps.append(_recipe(raw, record | {"release": f"NeMo {release}"}))
+        record["seconds"] = (
+            record["batch"] * record["sequence"] / (float(raw["tokens_per_second_per_gpu"]) * record["dp"])
+        )
+        steps.append(_recipe(record, name, f"NeMo {release}"))
     return tuple(steps)
 
 
-def _recipe(raw: Mapping[str, str], record: dict[str, Any]) -> Step:
-    fsdp = bool(record.pop("fsdp", 0))
-    record |= {
-        "activation": raw["activation"], "positions": raw["positions"], "norm": raw["norm"], "bias": raw["bias"] == "1",
-        "tied": raw["tied"] == "1", "zero": 3 if fsdp else 1, "precision": FP8_FSDP if fsdp else raw["precision"],
-        "dp": record["dp"] // (record["tp"] * record["pp"] * record["cp"]), "ep": record.get("ep") or 1,
-        "interleave": max(1, record["interleave"]),
-    }  # fmt: skip
-    parsed = step(record)
-    return replace(parsed, name=f"{record['name']} {raw['precision']} on {parsed.run.devices}")
+def _recipe(record: dict[str, Any], name: str, release: str) -> Step:
+    devices, precision = record["dp"], record["precision"]
+    record |= {"name": f"{name} {precision} on {devices}", "release": release, "hardware": MACHINES[record["machine"]]}
+    record |= {"zero": 3, "precision": FP8_FSDP} if record["fsdp"] else {}
+    return step(record | {"dp": devices // (record["tp"] * record["pp"] * record["cp"])})
 
 
 @lru_cache(maxsize=4)
@@ -299,14 +293,11 @@ def mindspeed(data: Path, software: str = ASCEND) -> tuple[Step, ...]:
             continue
         tp, pp, cp, each = (record[key] for key in ("tp", "pp", "cp", "each"))
         record |= {
-            "vocabulary": record["vocabulary"] or LLAMA_WORDS,
             "attention": "flash" if raw["flash"] == "1" else "unfused",
             "interleave": record["layers"] // pp // each if each else 1, "dp": record["npus"] // (tp * pp * cp),
-            "sequence_parallel": raw["sequence_parallel"] == "1" and tp > 1, "precision": raw["precision"],
-            "overlap": raw["overlap_grad_reduce"] == "1", "software": software,
+            "sequence_parallel": record["sequence_parallel"] and tp > 1, "software": software,
             "stage_layers": tuple(map(int, filter(None, raw["layers_of_stages"].split(",")))),
-            "recompute": "full" if raw["name"] in SWAPPED else "none", "name": raw["name"],
-            "tokens": float(raw["tokens_per_second_per_npu"]),
+            "recompute": "full" if raw["name"] in SWAPPED else "none",
         }  # fmt: skip
         steps.append(step(record))
     return tuple(steps)

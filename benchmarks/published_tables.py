@@ -37,18 +37,6 @@ def with_seconds(rows: Sequence[Step]) -> Figures:
 # --- Megatron-LM's papers ---------------------------------------------------------------------------------------------
 
 
-def scaling(data: Path) -> Figures:
-    return with_seconds(runs.published("scaling"))
-
-
-def megatron(data: Path) -> Figures:
-    return with_seconds(runs.published("selective"))
-
-
-def within_a_node(data: Path) -> Figures:
-    return with_seconds(runs.published("within_a_node"))
-
-
 def memory(data: Path) -> Figures:
     """Published bytes of a device (the paper's arithmetic, not measured); states are a mean over stages."""
     cells: list[Cells] = []
@@ -284,9 +272,9 @@ TABLES = {
     "FSDP on other servers": eager_steps,
     "Compiled": compiled_steps,
     "Steps in float8": float8_steps,
-    "Weak scaling of Megatron-LM": scaling,
-    "Training steps of Megatron-LM's models": megatron,
-    "Tensor parallelism in one node": within_a_node,
+    "Weak scaling of Megatron-LM": lambda data: with_seconds(runs.published("scaling")),
+    "Training steps of Megatron-LM's models": lambda data: with_seconds(runs.published("selective")),
+    "Tensor parallelism in one node": lambda data: with_seconds(runs.published("within_a_node")),
     "Memory of Megatron-LM's models": memory,
     "Memory that was reserved": reserved_by_allocator,
 }

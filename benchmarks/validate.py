@@ -19,7 +19,7 @@ from autoshard.cluster.hardware import Hardware, load_hardware
 from autoshard.costs import collective_seconds
 from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
-from benchmarks import bloom_steps, harness, megatron_steps, published_tables, step_bands
+from benchmarks import harness, megatron_steps, published_tables, step_bands
 from benchmarks import measurements as m
 from benchmarks.steps import Figures, section
 
@@ -180,7 +180,6 @@ TABLES: dict[str, Callable[[Path], Figures]] = {
     "The same GPU in another server": other_host,
     "Bandwidth from the graph of the links": link_graph,
     **megatron_steps.TABLES,
-    **bloom_steps.TABLES,
     **published_tables.TABLES,
     **step_bands.TABLES,
 }

@@ -25,11 +25,10 @@ from autoshard.solvers.common.solver_options import Clock, PartialClock
 from autoshard.system.process_memory import infrequent_gc
 from autoshard.units import ROUNDING
 from benchmarks.contest.asplos_format import refuse_if_short
-from benchmarks.contest.core_problem import Core, core, section
+from benchmarks.contest.core_problem import Core, cheapest, core, section
 from benchmarks.contest.messages import Ascent, Round
 from benchmarks.contest.narrow_moves import NarrowMoves
 from benchmarks.contest.narrow_search import SWEEPS, NarrowSearch, polished
-from benchmarks.contest.node_rows import cheapest
 from benchmarks.contest.section_ilp import SectionProgram, entries, undercut
 
 _PROGRAM = 200_000  # edge variables of a program that is solved whole

@@ -1,5 +1,7 @@
 """The core of a large problem: what is left after contraction, with its memory, and the way back; and sections of it.
 
+What the choices of all nodes have, costs, or which are looked at, stands in one row (`NodeRow`).
+
 A node of the core may stand for many nodes of the problem, so one of its choices uses memory over several spans. Each
 span is an *item*: a vector of bytes over the choices of its node. What every plan uses is in `base`.
 """
@@ -10,15 +12,83 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from autoshard.errors import InfeasibleError
 from autoshard.ir.problem import Floats, Integers, Problem, Value, memory
-from benchmarks.contest.node_rows import NodeCosts
 from benchmarks.contest.presolve import Contracted, NodeWithoutChoice, PairGraph, contracted
 
+Kind = TypeVar("Kind", bound=np.generic)
 _ROUNDING = 1e-12  # of the capacity: nearer to it, only the problem's own sums tell whether a plan fits
+
+
+class NodeRow(Generic[Kind]):
+    """`row`: the entries of all nodes; those of node n end before `ends[n]`, and are `self[n]`, a view."""
+
+    def __init__(self, row: NDArray[Kind], ends: Integers) -> None:
+        self.row, self.ends = row, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, n: int) -> NDArray[Kind]:
+        return self.row[self.ends[n - 1] if n else 0 : self.ends[n]]
+
+    def __iter__(self) -> Iterator[NDArray[Kind]]:
+        return iter(np.split(self.row, self.ends[:-1]) if len(self.ends) else [])
+
+    @property
+    def sizes(self) -> Integers:
+        return np.diff(self.ends, prepend=0)
+
+
+class NodeCosts(NodeRow[np.float64]):
+    """What the choices of each node cost."""
+
+    def above_least(self) -> NodeCosts:
+        """Each less the least of its node."""
+        if not len(self.ends):
+            return self
+        begin = np.append(0, self.ends[:-1])
+        return NodeCosts(self.row - np.repeat(np.minimum.reduceat(self.row, begin), self.sizes), self.ends)
+
+
+def first_least(costs: Floats, begin: Integers, node: Integers) -> Integers:
+    """The place of the first least cost of each node, whose costs begin at `begin` (nodes,); `node` of each cost."""
+    least = np.flatnonzero(costs == np.minimum.reduceat(costs, begin)[node])
+    first = np.flatnonzero(np.diff(node[least], prepend=-1))
+    assert len(first) == len(begin), "a node without a least cost"
+    places: Integers = least[first]
+    return places
+
+
+NodeChoices = NodeRow[np.int64]  # of each node its choices that are looked at, ascending
+
+
+def cheapest(costs: NodeCosts, width: int, choice: Integers | None = None) -> NodeChoices:
+    """Of each node the `width` cheapest, the first of equals, and that of `choice`."""
+    sizes = costs.sizes
+    begin = costs.ends - sizes
+    node = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((costs.row, node))  # stable
+    taken = np.zeros(len(node), bool)
+    taken[order[np.arange(len(node)) - begin[node] < width]] = True
+    if choice is not None:
+        taken[begin + choice] = True
+    slots = np.flatnonzero(taken)
+    return NodeChoices(slots - begin[node[slots]], np.cumsum(np.bincount(node[slots], minlength=len(sizes))))
+
+
+def either(one: Integers, other: Integers) -> NodeChoices:
+    """Of each node what two plans choose."""
+    pairs = np.sort(np.stack([one, other], axis=1), axis=1)
+    taken = np.ones(pairs.shape, bool)
+    taken[:, 1] = one != other
+    return NodeChoices(pairs[taken], np.cumsum(taken.sum(axis=1)))
 
 
 class Items:
@@ -51,14 +121,12 @@ class Items:
         priced = np.bincount(self.slot, self.bytes * price[self.owner], int(self.ends[-1]) if len(self.ends) else 0)
         return NodeCosts(unary + priced, self.ends)
 
-    def at(self, times: Integers) -> Iterator[tuple[Integers, Floats]]:
-        """For each time: the slots that use memory then, and how much."""
-        for t in times.tolist():
-            here = np.flatnonzero((self.low <= t) & (t < self.high))
-            entries = np.flatnonzero(np.isin(self.owner, here))
-            size: Floats = np.bincount(self.slot[entries], self.bytes[entries]).astype(np.float64)
-            slots = np.flatnonzero(size)
-            yield slots, size[slots]
+    def at(self, times: Integers) -> csr_array:
+        """Bytes that each slot uses at these times, shape (times, slots)."""
+        time, entry = np.nonzero(((self.low <= times[:, None]) & (times[:, None] < self.high))[:, self.owner])
+        sizes = csr_array((self.bytes[entry], (time, self.slot[entry])), (len(times), int(self.ends[-1])))
+        sizes.eliminate_zeros()
+        return sizes
 
     def expected(self, weights: Floats) -> Floats:
         """Bytes at each time where choices have `weights`, a row as long as the last of `ends`."""
@@ -156,18 +224,11 @@ def _part(whole: Inner, nodes: Integers, free: dict[int, Integers], choice: Inte
     place = np.full(len(whole.graph.unary), -1)
     place[nodes] = np.arange(len(nodes))
     mine = np.flatnonzero(place[items.node] >= 0)
-    sizes = items.bytes[items.first[mine] + choice[items.node[mine]]]
-    times = len(items.base)
-    change = np.bincount(items.low[mine], sizes, times + 1) - np.bincount(items.high[mine], sizes, times + 1)
-    entries = [
-        (int(place[n]), low, high, items.bytes[first + free[n]])
-        for n, low, high, first in zip(
-            items.node[mine].tolist(), items.low[mine].tolist(), items.high[mine].tolist(), items.first[mine].tolist(),
-            strict=True,
-        )
-    ]  # fmt: skip
-    base = items.alive(choice) - np.cumsum(change)[:-1]
-    return Items(entries, base, items.capacity, np.cumsum([len(free[n]) for n in nodes.tolist()]).astype(np.int64))
+    others = np.where(place[items.node] < 0, items.bytes[items.first + choice[items.node]], 0.0)
+    columns = np.stack([items.node, items.low, items.high, items.first])[:, mine]
+    entries = [(int(place[n]), low, high, items.bytes[first + free[n]]) for n, low, high, first in columns.T.tolist()]
+    ends = np.cumsum([len(free[n]) for n in nodes.tolist()]).astype(np.int64)
+    return Items(entries, items.over_time(others), items.capacity, ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +277,7 @@ def _matrix(value: Value, known: dict[tuple[object, ...], Floats]) -> Floats:
 def _items(problem: Problem, contraction: Contracted) -> Items:
     spans, times = _condensed(np.array([node.interval for node in problem.nodes], np.int64).reshape(-1, 2))
     change = np.zeros(times + 1)
-    entries: list[tuple[int, int, int, Floats]] = []
+    joined: dict[tuple[int, int, int], Floats] = {}  # items of one node over one span are one
     for (low, high), node, owner, of in zip(
         spans.tolist(), problem.nodes, contraction.owner.tolist(), contraction.maps, strict=True
     ):
@@ -228,18 +289,11 @@ def _items(problem: Problem, contraction: Contracted) -> Items:
             change[low] += least
             change[high] -= least
         if owner >= 0 and float(size.max()) > least:
-            entries.append((owner, low, high, size - least))
+            key = (owner, low, high)
+            joined[key] = joined.get(key, 0.0) + (size - least)
     ends = np.cumsum([len(costs) for costs in contraction.graph.unary]).astype(np.int64)
-    return Items(_joined(entries), np.cumsum(change)[:-1], problem.capacity_bytes, ends)
-
-
-def _joined(entries: list[tuple[int, int, int, Floats]]) -> list[tuple[int, int, int, Floats]]:
-    """Items of one node over one span are one."""
-    joined: dict[tuple[int, int, int], Floats] = {}
-    for node, low, high, size in entries:
-        key = (node, low, high)
-        joined[key] = joined[key] + size if key in joined else size
-    return [(*key, size) for key, size in sorted(joined.items(), key=lambda pair: pair[0])]
+    items = [(*key, size) for key, size in sorted(joined.items(), key=lambda pair: pair[0])]
+    return Items(items, np.cumsum(change)[:-1], problem.capacity_bytes, ends)
 
 
 def _condensed(spans: Integers) -> tuple[Integers, int]:

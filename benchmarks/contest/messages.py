@@ -29,8 +29,7 @@ import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from benchmarks.contest.core_problem import Inner
-from benchmarks.contest.node_rows import NodeCosts, first_least
+from benchmarks.contest.core_problem import Inner, NodeCosts, first_least
 from benchmarks.contest.presolve import PairGraph
 
 _STEP = 0.2  # of the typical cost, at first

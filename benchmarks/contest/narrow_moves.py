@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
-from benchmarks.contest.node_rows import GivenCosts, NodeChoices, NodeCosts, first_least
+from benchmarks.contest.core_problem import NodeChoices, NodeCosts
 from benchmarks.contest.presolve import PairGraph
 
 _ENTRIES = (1e4, 1e5)  # of the largest table of a move
@@ -113,33 +113,13 @@ class NarrowMoves:
                 flips[id(cost)] = np.ascontiguousarray(cost.T)
             self.around[a].append((b, flips[id(cost)]))
             self.around[b].append((a, cost))
-        self.sizes = sizes = [len(costs) for costs in graph.unary]
-        self.lonely = np.array([n for n, others in enumerate(self.around) if not others], np.int64)
-        self.given = GivenCosts(self.around, sizes)
-        self.costs = {n: {o: cost.T for o, cost in pairs} for n, pairs in enumerate(self.around) if pairs}
+        self.sizes = [len(costs) for costs in graph.unary]
+        self.costs = {n: {o: cost.T for o, cost in pairs} for n, pairs in enumerate(self.around)}
         self.orders: list[NarrowOrder] = []
 
     def changes(self, unary: NodeCosts, choice: Integers, rng: np.random.Generator) -> list[Move]:
         """The best choices of the free nodes of an order, where they are better; the best component first."""
-        moves = self._alone(unary, choice)
-        if self.costs:
-            order = self._order(rng)
-            held = np.zeros(len(self.sizes), bool)
-            held[list(order.held)] = True
-            node_costs = NodeCosts(unary.row + self.given.row(choice, held), unary.ends)
-            moves += _Elimination(self.costs, order, node_costs, choice.tolist()).moves()
-        return sorted(moves, key=lambda move: move.gain)
-
-    def _alone(self, unary: NodeCosts, choice: Integers) -> list[Move]:
-        """Of nodes without edges, those whose own costs make another choice better."""
-        some, sizes = self.lonely, unary.sizes
-        if not len(some):
-            return []
-        begin = unary.ends - sizes
-        best = first_least(unary.row, begin, np.repeat(np.arange(len(sizes)), sizes))[some]
-        more = unary.row[begin[some] + choice[some]] - unary.row[best]
-        picked = best - begin[some]
-        return [Move(-float(more[i]), [int(some[i])], [int(picked[i])]) for i in np.flatnonzero(more > 0).tolist()]
+        return _Elimination(self.costs, self._order(rng), unary, choice.tolist()).moves()
 
     def mixed(
         self,
@@ -152,7 +132,7 @@ class NarrowMoves:
         """The same over the choices `pool` of each node, ascending, that of `choice` among them; `freed` are held last
         of all."""
         sizes, each = pool.sizes.tolist(), list(pool)
-        free = {n for n in self.costs if sizes[n] > 1}
+        free = {n for n, around in self.costs.items() if around and sizes[n] > 1}
         now = [0] * len(each)
         node_costs, costs = dict[int, Floats](), dict[int, dict[int, Floats]]()
         for n in sorted(free):
@@ -170,30 +150,27 @@ class NarrowMoves:
             node_costs[n] = total
         last = [n for n in freed if n in free]
         order = narrow_order(costs, sizes, _ENTRIES[-1], float(rng.choice(_NOISE)), rng, last)
-        for n in free - order.held:
-            for o in order.held & costs[n].keys():
-                node_costs[n] = node_costs[n] + costs[n][o][:, now[o]]
         moves = _Elimination(costs, order, node_costs, now).moves()
-        back = [Move(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in moves]
-        return sorted(back, key=lambda move: move.gain)
+        return [Move(m.gain, m.nodes, [int(each[n][s]) for n, s in zip(*m[1:], strict=True)]) for m in moves]
 
     def _order(self, rng: np.random.Generator) -> NarrowOrder:
         """A new one, or one of those remembered."""
         if len(self.orders) >= _ORDERS and rng.random() >= _ANEW:
             return self.orders[int(rng.integers(len(self.orders)))]
-        nodes, freed = list(self.costs), list[int]()
-        if rng.random() < _FREEING:
+        nodes, freed = [n for n, around in self.costs.items() if around], list[int]()
+        if nodes and rng.random() < _FREEING:
             weight = np.log1p([len(self.costs[n]) for n in nodes])
             count = min(len(nodes), int(rng.integers(1, _FREED + 1)))
             freed = rng.choice(nodes, count, replace=False, p=weight / weight.sum()).tolist()
         entries, noise = float(rng.choice(_ENTRIES)), float(rng.choice(_NOISE))
-        order = narrow_order(self.costs, self.sizes, entries, noise, rng, freed)
+        order = narrow_order({n: self.costs[n] for n in nodes}, self.sizes, entries, noise, rng, freed)
+        order.order.extend((n, ()) for n, around in self.costs.items() if not around)
         self.orders = [*self.orders[1 - _ORDERS :], order]
         return order
 
 
 class _Elimination:
-    """The free nodes of an order, while the others have the choices `now`, with which `unary` are the nodes' costs."""
+    """The free nodes of an order, of costs `unary`, while the others have the choices `now`."""
 
     def __init__(
         self,
@@ -203,13 +180,16 @@ class _Elimination:
         now: list[int],
     ) -> None:
         self.costs, self.way, self.now = costs, order, now
-        self.own = {n: unary[n] for n, _ in order.order}
+        self.own = {}
+        for n, _ in order.order:
+            beside = (cost[:, now[o]] for o, cost in costs[n].items() if o in order.held)
+            self.own[n] = sum(beside, start=unary[n])
         self.place = {n: i for i, (n, _) in enumerate(order.order)}
         self.used: list[list[_Factor]] = []  # of each node of the order: what it went with, messages to it too
         self.least: dict[int, float] = {}  # of the last node of each component: the least cost of all of it
 
     def moves(self) -> list[Move]:
-        """One for each component that gets better."""
+        """One for each component that gets better, the best first."""
         self.run()
         picked = self.picked()
         root: dict[int, int] = {}
@@ -226,15 +206,13 @@ class _Elimination:
             moved = [n for n in nodes if picked[n] != self.now[n]]
             better = math.isfinite(new) and not (math.isfinite(old) and new >= old - 1e-12 * abs(old))
             if moved and better:
-                moves += self.pieces(moved, picked) if math.isfinite(old) else [self.move(new - old, moved, picked)]
-        return moves
+                pieces = self.pieces(moved, picked) if math.isfinite(old) else [(new - old, moved)]
+                moves += [Move(gain, piece, [picked[n] for n in piece]) for gain, piece in pieces]
+        return sorted(moves, key=lambda move: move.gain)
 
-    def move(self, gain: float, nodes: list[int], picked: dict[int, int]) -> Move:
-        return Move(gain, nodes, [picked[n] for n in nodes])
-
-    def pieces(self, moved: list[int], picked: dict[int, int]) -> list[Move]:
-        """Nodes that change and are not connected by others that do: each such piece is a proposal by itself."""
-        left, moves = set(moved), []
+    def pieces(self, moved: list[int], picked: dict[int, int]) -> Iterator[tuple[float, list[int]]]:
+        """Gains and nodes that change and are not connected by others that do: each is a proposal by itself."""
+        left = set(moved)
         while left:
             piece = [left.pop()]
             gain = 0.0
@@ -249,8 +227,7 @@ class _Elimination:
                     if o in left:
                         left.remove(o)
                         piece.append(o)
-            moves.append(self.move(gain, piece, picked))
-        return moves
+            yield gain, piece
 
     def run(self) -> None:
         """Node after node, each a table over those that it leaves; the table goes on to the first of them to go."""
@@ -260,14 +237,8 @@ class _Elimination:
             mine = [*waiting[i], *(_Factor((o,), c) for o, c in self.costs[n].items() if self.place.get(o, -1) > i)]
             self.used.append(mine)
             total = self.own[n].reshape((-1,) + (1,) * len(others))
-            for factor in mine:
-                if factor.others == others:
-                    total = total + factor.table
-                    continue
-                shape = [len(self.own[n])] + [1] * len(others)
-                for o, size in zip(factor.others, factor.table.shape[1:], strict=True):
-                    shape[others.index(o) + 1] = size
-                total = total + factor.table.reshape(shape)
+            for factor in mine:  # its others are in the order of `others`, too
+                total = total + factor.table[:, *(slice(None) if o in factor.others else None for o in others)]
             table = total.min(axis=0)
             if not others:
                 self.least[n] = float(table)

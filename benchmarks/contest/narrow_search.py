@@ -15,10 +15,9 @@ import numpy as np
 from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.solver_options import Clock
-from benchmarks.contest.core_problem import Inner
+from benchmarks.contest.core_problem import Inner, NodeCosts, cheapest, either
 from benchmarks.contest.messages import Ascent
 from benchmarks.contest.narrow_moves import Move, NarrowMoves
-from benchmarks.contest.node_rows import NodeCosts, cheapest, either
 
 _STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
 _RECENT = 0.5  # the weight of the plans before, in the direction

@@ -24,7 +24,7 @@ from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common import clock
 from autoshard.solvers.elimination.cost_tables import digest
 
-_DEGREES = (4, 32, 1 << 60)  # of the nodes that may be contracted, pass by pass
+_DEGREES = (4, 32, 1 << 60, 1 << 60)  # of the nodes that may be contracted, pass by pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,33 +40,24 @@ class PairGraph:
 class Contracted:
     """`graph` over the nodes that are left. Original node n has choice `maps[n][choice of owner[n]]`.
 
-    `owner[n]`: -1 where one choice was left: then `maps[n]` has one entry. `left`: the original node of each of the
-    graph's.
+    `owner[n]`: -1 where one choice was left: then `maps[n]` has one entry.
     """
 
     graph: PairGraph
     owner: Integers
     maps: tuple[Integers, ...]
-    left: Integers
 
     def lifted(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice of every original node."""
         return tuple(int(m[choice[o] if o >= 0 else 0]) for m, o in zip(self.maps, self.owner.tolist(), strict=True))
 
 
-class _Merge(NamedTuple):
-    """Node `gone` has choice `of[choice of into]`; `into` -1: it is fixed to of[0]."""
-
-    gone: int
-    into: int
-    of: Integers
-
-
-class _Keep(NamedTuple):
-    """Of the choices of `node`, `which` stay."""
+class _Step(NamedTuple):
+    """Node `node` has choice `of[choice of into]`; `into` is itself where choices went, -1 where of[0] was left."""
 
     node: int
-    which: Integers
+    into: int
+    of: Integers
 
 
 class NodeWithoutChoice(Exception):
@@ -153,7 +144,7 @@ class _Contraction:
         self.matrices = Matrices()
         self.edges: list[dict[int, int]] = [{} for _ in unary]
         self.alive = [True] * len(unary)
-        self.events: list[_Merge | _Keep] = []
+        self.steps: list[_Step] = []
         self.constant = 0.0
         self.waiting: deque[int] = deque()
         self.queued = [False] * len(unary)
@@ -167,15 +158,10 @@ class _Contraction:
         self.edges[b][a] = self.matrices.flip(total)
 
     def run(self) -> Contracted:
-        for n in range(len(self.unary)):
-            self.push(n)
-        for most in _DEGREES:
-            self.most = most
+        for self.most in _DEGREES:
+            for n in np.flatnonzero(self.alive).tolist():
+                self.push(n)
             self.settle()
-            for n, alive in enumerate(self.alive):
-                if alive:
-                    self.push(n)
-        self.settle()
         return self.finished()
 
     def push(self, n: int) -> None:
@@ -211,7 +197,7 @@ class _Contraction:
         if not len(which):
             raise NodeWithoutChoice(n)
         self.unary[n] = self.unary[n][which]
-        self.events.append(_Keep(n, which))
+        self.steps.append(_Step(n, n, which))
         key = which.tobytes()
         for other, matrix in self.edges[n].items():
             new = self.matrices.rows(matrix, which, key)
@@ -257,7 +243,7 @@ class _Contraction:
 
     def gone(self, n: int, into: int, of: Integers) -> None:
         self.alive[n] = False
-        self.events.append(_Merge(n, into, of))
+        self.steps.append(_Step(n, into, of))
 
     def finished(self) -> Contracted:
         left = [n for n, alive in enumerate(self.alive) if alive]
@@ -266,13 +252,8 @@ class _Contraction:
         maps: list[Integers] = [np.zeros(1, np.int64)] * len(self.alive)
         for n, i in number.items():
             owner[n], maps[n] = i, np.arange(len(self.unary[n]))
-        for event in reversed(self.events):
-            if isinstance(event, _Keep):
-                maps[event.node] = event.which[maps[event.node]]
-            elif event.into < 0:
-                maps[event.gone] = event.of
-            else:
-                owner[event.gone], maps[event.gone] = owner[event.into], event.of[maps[event.into]]
+        for node, into, of in reversed(self.steps):
+            owner[node], maps[node] = (owner[into], of[maps[into]]) if into >= 0 else (-1, of)
         edges = {
             (number[a], number[b]): self.matrices.arrays[matrix]
             for a in left
@@ -280,4 +261,4 @@ class _Contraction:
             if number[a] < number[b]
         }
         graph = PairGraph(tuple(self.unary[n] for n in left), edges, self.constant)
-        return Contracted(graph, owner, tuple(maps), np.array(left, np.int64))
+        return Contracted(graph, owner, tuple(maps))

@@ -61,18 +61,10 @@ class SectionProgram:
         self.times.extend(new.tolist())
         items = self.core.items
         unit = items.capacity or 1.0
-        column = np.full(int(items.ends[-1]), -1)
-        column[self.slots] = np.arange(len(self.slots))
-        counts, indices, entries = [0], [], []
-        for slots, size in items.at(new):
-            here = column[slots] >= 0
-            counts.append(int(here.sum()))
-            indices.append(column[slots[here]])
-            entries.append(np.minimum(size[here] / unit, LARGEST))
+        size = items.at(new)[:, self.slots]
         upper = (items.capacity - items.base[new]) / unit
         none = np.full(len(new), -np.inf)
-        rows = Rows(0, np.cumsum(counts), np.concatenate(indices), np.concatenate(entries), none, upper)
-        self.highs.add(rows)
+        self.highs.add(Rows(0, size.indptr, size.indices, np.minimum(size.data / unit, LARGEST), none, upper))
 
     def relax(self) -> Relaxed | None:
         """With all the rows that it violates; None where nothing fits, or time is out before the first bound."""

@@ -19,9 +19,8 @@ from torch import nn
 
 from benchmarks import architectures, harness
 from benchmarks.architecture_row import QUICK as QUICK_EXTENT
-from benchmarks.architecture_row import Extent, Row, measure, plans, verify
+from benchmarks.architecture_row import STAGES, Extent, Row, measure, plans, verify
 from benchmarks.architectures import HEADER, cells, counts, page
-from benchmarks.package_runs import STAGES
 from tests.models import NAMES, missing_library
 from tests.slow import quick, slow
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autoshard.ir.problem import Floats, Integers
+from benchmarks.contest.core_problem import NodeCosts, cheapest, either
 from benchmarks.contest.messages import Messages, sweep_order
-from benchmarks.contest.node_rows import NodeCosts, cheapest, either
 from benchmarks.contest.presolve import PairGraph
 
 pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard

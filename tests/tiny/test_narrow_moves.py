@@ -12,11 +12,10 @@ import pytest
 from autoshard.ir.problem import Floats, Integers, Node, Problem, Value, memory, objective
 from autoshard.solvers.common.solver_options import Clock
 from benchmarks.contest import anytime, narrow_moves, narrow_search
-from benchmarks.contest.core_problem import Inner, Items, core
+from benchmarks.contest.core_problem import Inner, Items, NodeCosts, core, either
 from benchmarks.contest.messages import Ascent, Round
 from benchmarks.contest.narrow_moves import Move, NarrowMoves, NarrowOrder, narrow_order
 from benchmarks.contest.narrow_search import NarrowSearch
-from benchmarks.contest.node_rows import NodeCosts, either
 from benchmarks.contest.presolve import PairGraph
 
 pytestmark = pytest.mark.slow  # benchmarks/contest is not part of autoshard
@@ -176,18 +175,6 @@ def test_a_plan_is_made_to_fit_by_as_few_changes_as_do(seed: int) -> None:
     while not search.fits:
         search.fit()
     assert np.flatnonzero(search.choice).tolist() == sorted(np.argsort(dear)[:3].tolist())
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_costs_given_what_is_held(seed: int) -> None:
-    graph, rng = graph_of(seed, forbidden=0.0), np.random.default_rng(seed)
-    choice = np.array([rng.integers(len(costs)) for costs in graph.unary])
-    held = rng.random(len(choice)) < 0.5
-    row = NarrowMoves(graph).given.row(choice, held)
-    for n, costs in enumerate(NodeCosts(row, costs_of(graph).ends)):
-        beside = [cost[:, choice[b]] for (a, b), cost in graph.edges.items() if a == n and held[b]]
-        beside += [cost[choice[a]] for (a, b), cost in graph.edges.items() if b == n and held[a]]
-        np.testing.assert_allclose(costs, sum(beside, np.zeros(len(costs))) * (not held[n]))
 
 
 def test_order_leaves_tables_within_the_limit_and_holds_freed_nodes_last() -> None:

@@ -118,10 +118,9 @@ measured = pytest.mark.skipif(not DATA.is_dir(), reason="published measurements 
 @measured
 def test_the_plans_of_one_day_are_ranked() -> None:
     """BLOOM's 181B plans with the network that was measured there: nothing is fitted to them."""
-    from benchmarks import bloom_steps as own
-    from benchmarks.published_rows import bloom
+    from benchmarks import megatron_steps as own
 
-    rows = own.averaged([row for row in bloom(DATA) if row.workload == own.RANKED and not row.full])
+    rows = own.averaged([row for row in own.bloom(DATA) if row.workload == own.RANKED and not row.full])
     samples = np.array([row.run.batch for row in rows])
     predicted, real = own.seconds_of(rows) / samples, own.measured(rows) / samples
     assert len(rows) == 11
