@@ -40,8 +40,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def numbers(path: Path, device: str, column: str = "device") -> np.ndarray:
     """The rows of a device in a table of plain cells, as a structured array."""
     table = np.genfromtxt(path, delimiter=",", names=True, dtype=None, encoding="utf-8")
-    rows: np.ndarray = table[table[column] == device]
-    return rows
+    return table[table[column] == device]
 
 
 def products(data: Path, device: str) -> Rows:
@@ -114,20 +113,17 @@ def weight_shapes(rows: Rows, generator: np.random.Generator) -> np.ndarray:
     shapes = np.stack([rows["n"], rows["k"]], axis=1)
     _, which = np.unique(shapes, axis=0, return_inverse=True)
     chosen = generator.random(which.max() + 1) < SHAPES_OUT
-    held: np.ndarray = chosen[which.ravel()]
-    return held
+    return chosen[which.ravel()]
 
 
 def any_rows(rows: Rows, generator: np.random.Generator) -> np.ndarray:
-    held: np.ndarray = generator.random(len(rows["seconds"])) < ROWS_OUT
-    return held
+    return generator.random(len(rows["seconds"])) < ROWS_OUT
 
 
 def inner_sizes(rows: Rows, generator: np.random.Generator) -> np.ndarray:
     """15 % of the (collective, group, size) that lie between the smallest and the largest size."""
     size = rows["bytes"]
-    held: np.ndarray = (generator.random(len(size)) < SIZES_OUT) & (size > size.min()) & (size < size.max())
-    return held
+    return (generator.random(len(size)) < SIZES_OUT) & (size > size.min()) & (size < size.max())
 
 
 # --- models of them ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -77,13 +77,9 @@ def draws_of(data: Path) -> tuple[Draw, ...]:
 def single_node_ranking(data: Path) -> Ranking:
     """The means over the draws, of the runs that each has not seen."""
     rows = single_rows(data)
-    ranks = [ranking([rows[i] for i in draw.held_out], draw.seconds) for draw in draws_of(data)]
-    return Ranking(
-        float(np.mean([r.correlation for r in ranks])),
-        float(np.mean([r.regret for r in ranks])),
-        max(r.worst_regret for r in ranks),
-        round(float(np.mean([r.workloads for r in ranks]))),
-    )
+    ranks = [astuple(ranking([rows[i] for i in draw.held_out], draw.seconds)) for draw in draws_of(data)]
+    correlation, regret, _, several = map(float, np.mean(ranks, axis=0))
+    return Ranking(correlation, regret, max(worst for _, _, worst, _ in ranks), round(several))
 
 
 def multi_node(data: Path) -> Figures:
@@ -149,8 +145,7 @@ def composed(rows: Sequence[Step], held: Sequence[Sequence[Step]], each: Sequenc
 def _off_line(rows: Sequence[Step]) -> Floats:
     """Relative distance of steps from a straight line over their layers."""
     layers, real = np.array([row.model.layers for row in rows], dtype=float), measured(rows)
-    distances: Floats = np.polyval(np.polyfit(layers, real, 1), layers) / real - 1
-    return distances
+    return np.polyval(np.polyfit(layers, real, 1), layers) / real - 1
 
 
 def head_slope(rows: Sequence[Step], width: int, tp: int) -> float:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -27,6 +28,14 @@ MESHES = ("tp=2", "tp=3")
 # How a mutant ends, the strongest of its cases'; the last two are survivors.
 REFUSED, MISFIT, WRONG, TRUE, SAME = "notation", "shapes", "values", "true", "same"
 ENDS = (WRONG, MISFIT, REFUSED, TRUE, SAME)
+MOVED = (  # a corruption, the part of a rule that a factor leaves, and where it goes
+    ("whole dropped", "whole", ""),
+    ("whole called summed", "whole", "sum"),
+    ("sum dropped", "sum", ""),
+    ("partial called whole", "sum", "joined"),
+    ("joined called summed", "joined", "sum"),
+)
+HEADER = ("corruption", "mutants", "caught", "by values", "by shapes", "by the notation", "true", "same")
 
 
 @dataclass(frozen=True)
@@ -43,17 +52,10 @@ class Mutant:
 def corruptions(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
     """(kind, place, corrupted rule): every single way."""
     yield from _swaps(rule)
-    for index, factor in enumerate(rule.whole):
-        remaining = tuple(f for f in rule.whole if f != factor)
-        yield "whole dropped", str(index), replace(rule, whole=remaining)
-        yield "whole called summed", str(index), replace(rule, whole=remaining, sum=(*rule.sum, factor))
-    for index, factor in enumerate(rule.sum):
-        remaining = tuple(f for f in rule.sum if f != factor)
-        yield "sum dropped", str(index), replace(rule, sum=remaining)
-        yield "partial called whole", str(index), replace(rule, sum=remaining, joined=(*rule.joined, factor))
-    for index, factor in enumerate(rule.joined):
-        remaining = tuple(f for f in rule.joined if f != factor)
-        yield "joined called summed", str(index), replace(rule, joined=remaining, sum=(*rule.sum, factor))
+    for kind, old, new in MOVED:
+        for index, factor in enumerate(getattr(rule, old)):
+            changed = {old: tuple(f for f in getattr(rule, old) if f != factor)}
+            yield kind, str(index), replace(rule, **changed, **({new: (*getattr(rule, new), factor)} if new else {}))
     for position, term in enumerate(rule.operands):
         if term is not None and term.added:
             yield "+ dropped", str(position), _with(rule, position, replace(term, added=False))
@@ -68,17 +70,12 @@ def corruptions(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
 def _swaps(rule: Rule) -> Iterator[tuple[str, str, Rule]]:
     """Two dims of one operand or result change places."""
     for position, term in enumerate((*rule.operands, *rule.results)):
-        for j in range(len(term.dims) if term else 0):
-            for i in range(j):
-                assert term is not None
-                dims = list(term.dims)
-                dims[i], dims[j] = dims[j], dims[i]
-                if dims[i] != dims[j]:
-                    yield (
-                        "factors swapped",
-                        f"{position}:{i},{j}",
-                        _with(rule, position, replace(term, dims=tuple(dims))),
-                    )
+        for i, j in combinations(range(len(term.dims) if term else 0), 2):
+            dims = list(term.dims)
+            dims[i], dims[j] = dims[j], dims[i]
+            if dims[i] != dims[j]:
+                swapped = replace(term, dims=tuple(dims))
+                yield "factors swapped", f"{position}:{i},{j}", _with(rule, position, swapped)
 
 
 def _with(rule: Rule, position: int, term: Term) -> Rule:
@@ -144,16 +141,13 @@ def mutants(target: str) -> list[Mutant]:
     return [Mutant(target, kind, place, end, text) for (kind, place), (end, text) in ends.items()]
 
 
-def summary(outcomes: Sequence[Mutant]) -> list[Sequence[str]]:
+def summary(outcomes: Sequence[Mutant]) -> list[tuple[object, ...]]:
     """A row a kind of corruption, then the sum."""
-    rows: list[Sequence[str]] = [
-        ("corruption", "mutants", "caught", "by values", "by shapes", "by the notation", "true", "same"),
-    ]
+    rows = []
     for kind in [*dict.fromkeys(m.kind for m in outcomes), "all"]:
         ends = Counter(m.end for m in outcomes if kind in ("all", m.kind))
         caught = ends[WRONG] + ends[MISFIT] + ends[REFUSED]
-        figures = (ends.total(), caught, ends[WRONG], ends[MISFIT], ends[REFUSED], ends[TRUE], ends[SAME])
-        rows.append((kind, *map(str, figures)))
+        rows.append((kind, ends.total(), caught, *(ends[end] for end in ENDS)))
     return rows
 
 
@@ -192,8 +186,8 @@ def main() -> int:
         outcomes += mutants(target)
         print(f"{target}: {len(outcomes)} mutants so far", file=sys.stderr)
     seconds = time.perf_counter() - start
-    header, *rows = summary(outcomes)
-    lines = [*harness.table(header, (harness.cells(*row) for row in rows), 1), "", *survivors(outcomes)]
+    rows = (harness.cells(*row) for row in summary(outcomes))
+    lines = [*harness.table(HEADER, rows, 1), "", *survivors(outcomes)]
     if options.write:
         operators = len({mutant.target for mutant in outcomes})
         harness.put("mutations", [f"{operators} operators in {seconds:.0f} s; {harness.machine()}", "", *lines])

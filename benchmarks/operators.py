@@ -110,9 +110,9 @@ def run_package(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[torc
     return [x for x in tree_leaves(run_lockstep({"dp": 1}, rank)[0]) if isinstance(x, torch.Tensor)]
 
 
-def wrong_rules(entry: Any, limit: int, seen: set[object]) -> Iterator[str]:
+def wrong_rules(entry: Any, seen: set[object]) -> Iterator[str]:
     """What is wrong with the operators of the table in an entry's graphs that were not seen yet."""
-    for model in samples(entry, limit):
+    for model in samples(entry, SAMPLES):
         try:
             graph = capture_model(model, model.inputs, training=False)
         except Exception:  # refused with its reason, or by torch.export
@@ -192,12 +192,12 @@ def chosen(names: Sequence[str] = (), count: int = 0, seed: int = 0) -> list[Any
     return random.Random(seed).sample(entries, count) if count else entries
 
 
-def rules(entries: Sequence[Any], limit: int) -> int:
+def rules(entries: Sequence[Any]) -> int:
     warnings.simplefilter("ignore")
     seen, wrong = set[object](), 0
     for entry in entries:
         try:
-            for text in wrong_rules(entry, limit, seen):
+            for text in wrong_rules(entry, seen):
                 wrong += 1
                 print(f"{entry.name}: {text}", flush=True)
         except Exception as error:  # of a proof whose indices are out of range
@@ -211,14 +211,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=int, default=SAMPLES, help="samples of an entry")
     parser.add_argument("--rules", action="store_true", help="prove the rules of what is captured")
     options = parser.parse_args()
+    entries = chosen(options.names, options.sample, options.seed)
     if options.rules:
-        return rules(chosen(options.names, options.sample, options.seed), options.limit)
+        return rules(entries)
     start = time.process_time()
     rows = []
-    for end in ends(chosen(options.names, options.sample, options.seed), options.limit):
+    for end in ends(entries):
         rows.append(end)
         print(f"{end.name:50} {end.end:12} {end.samples:2}  {end.why}", flush=True)
     counts = Counter(end.end for end in rows)

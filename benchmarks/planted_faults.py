@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import harness
@@ -43,13 +43,13 @@ EQUIVALENT, SURVIVED = "equivalent", "SURVIVED"
 
 def drawn(seed: int, count: int) -> list[tuple[Mutant, str]]:
     """`count` of all faults that there are, with the text of their files."""
-    everything = [fault for path in _files() for fault in mutants(str(path.relative_to(CODE)), path.read_text("utf-8"))]
-    return [(mutant, text()) for mutant, text in random.Random(seed).sample(everything, count)]
+    return [(mutant, text()) for mutant, text in random.Random(seed).sample(list(_faults()), count)]
 
 
-def _files() -> Iterator[Path]:
+def _faults() -> Iterator[tuple[Mutant, Callable[[], str]]]:
     for room in ROOMS:
-        yield from sorted((CODE / room).glob("*.py"))
+        for path in sorted((CODE / room).glob("*.py")):
+            yield from mutants(str(path.relative_to(CODE)), path.read_text("utf-8"))
 
 
 def explained() -> dict[str, str]:
@@ -59,7 +59,7 @@ def explained() -> dict[str, str]:
 
 def stale(names: Iterable[str]) -> list[str]:
     """Faults that the code has no place for any more."""
-    there = {mutant.name for path in _files() for mutant, _ in mutants(str(path.relative_to(CODE)), path.read_text())}
+    there = {mutant.name for mutant, _ in _faults()}
     return [name for name in names if name not in there]
 
 
@@ -131,9 +131,8 @@ class Copy:
         return ""
 
     def _by_plans(self, file: str, text: str) -> str:
-        call = (
-            f"from benchmarks import planted_faults as own; print('said', own.verdict(own.Path({str(self.plans)!r})))"
-        )
+        path = f"own.Path({str(self.plans)!r})"
+        call = f"from benchmarks import planted_faults as own; print('said', own.verdict({path}))"
         ended = self._ran(file, text, "-c", call)
         said = [line for line in ended.output.splitlines() if line.startswith("said")]
         if not said:
@@ -173,9 +172,7 @@ class Copy:
 
 
 def page(outcomes: Sequence[tuple[Mutant, str]]) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [
-        ("room", "faults", "by verification", "by a test", "by its end", "equivalent", "missed"),
-    ]
+    rows = [("room", "faults", "by verification", "by a test", "by its end", "equivalent", "missed")]
     for room in (*ROOMS, "all"):
         catchers = [by for mutant, by in outcomes if room in ("all", str(Path(mutant.file).parent))]
         kinds = Counter(by.partition(":")[0] for by in catchers)
@@ -191,20 +188,16 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", help="every N-th fault from the K-th: K/N")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no fault after so many")
     parser.add_argument("--without-tests", action="store_true", help="verification alone; what it misses is not logged")
-    parser.add_argument("--only", default="", help="faults whose name has this")
-    parser.add_argument("--plans", type=Path, help="keep the plans that are verified in this file")
     parser.add_argument("--log", type=Path, help="a line of JSON for each fault; those that it has do not run again")
     options = parser.parse_args()
     os.chdir(ROOT)
     start, reasons = time.perf_counter(), explained()
     faults = harness.part(drawn(options.seed, options.count), options.part)
-    faults = [fault for fault in faults if options.only in fault[0].name]
     outcomes, before = [], {entry["fault"]: entry["by"] for entry in harness.logged(options.log)}
     with tempfile.TemporaryDirectory() as temporary:
-        plans = options.plans or Path(temporary) / "plans"
-        if not plans.exists():
-            prepared(plans)
-        copy = Copy(Path(temporary) / "clone", plans.resolve())
+        plans = Path(temporary) / "plans"
+        prepared(plans)
+        copy = Copy(Path(temporary) / "clone", plans)
         for number, (mutant, text) in enumerate(faults):
             if time.perf_counter() - start > 60 * options.minutes:
                 print(f"{number} of {len(faults)} faults ran in {options.minutes:g} minutes")
@@ -216,9 +209,8 @@ def main() -> int:
             if not ran:
                 continue
             seconds = time.perf_counter() - start
-            print(
-                f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}", file=sys.stderr, flush=True
-            )
+            line = f"{number:3d} {seconds:6.0f} s  {mutant.kind}  {mutant.name}\n      {by}"
+            print(line, file=sys.stderr, flush=True)
             if options.log and (by != SURVIVED or not options.without_tests):
                 cause = by if ":" in by else ""
                 harness.log(options.log, {"fault": mutant.name, "kind": mutant.kind, "by": cause})

@@ -24,7 +24,7 @@ from autoshard.estimate.step import style_of
 from autoshard.step_corrections.software import priced_as
 from autoshard.step_corrections.step_bands import ANY, UNMEASURED, StepKind, nearest, step_kind
 from autoshard.system.files import data_folder
-from benchmarks import harness, megatron_steps, published_rows
+from benchmarks import harness, megatron_steps
 from benchmarks import published_rows as runs
 from benchmarks.published_rows import Step
 from benchmarks.published_tables import calibrated_steps
@@ -64,11 +64,8 @@ def cases(data: Path) -> tuple[StepCase, ...]:
 def _groups(data: Path) -> Iterator[tuple[Sequence[Step], Host | None, bool]]:
     """Rows, the host where one was fitted, and whether they are calibrated. With nothing measured there, and with the
     numbers of their software, but for what those were fitted to."""
-    single, multi, bloom = (
-        runs.single_rows(data),
-        runs.multi_rows(data),
-        [row for row in published_rows.bloom(data) if not row.full],
-    )
+    single, multi = runs.single_rows(data), runs.multi_rows(data)
+    bloom = [row for row in runs.bloom(data) if not row.full]
     draw = megatron_steps.draws_of(data)[0]
     yield single, None, False
     yield with_software([row for row in single if not row.fitted], runs.MEGATRON), None, False
@@ -115,12 +112,8 @@ def made(all_cases: Sequence[StepCase]) -> dict[StepKind, MadeBand]:
             pools[pool].append(case)
     enough = {kind: group for kind, group in pools.items() if len(group) >= FEW}
     bands = {k: _made(group) for k, group in enough.items() if len({case.release for case in group}) >= LEAST_RELEASES}
-    return {k: band for k, band in bands.items() if band.error <= UNMEASURED or not _is_beside(k)}
-
-
-def _is_beside(kind: StepKind) -> bool:
-    """Of neighbours, of which a band wider than that of no step at all says nothing."""
-    return ANY in (kind.generation, kind.software)
+    # of neighbours a band wider than that of no step at all says nothing
+    return {k: b for k, b in bands.items() if b.error <= UNMEASURED or ANY not in (k.generation, k.software)}
 
 
 def _made(group: Sequence[StepCase]) -> MadeBand:
@@ -139,16 +132,12 @@ def _made(group: Sequence[StepCase]) -> MadeBand:
 
 @dataclass(frozen=True)
 class Judged:
-    """How the steps of a kind lie in the bands that steps of other releases make: the share inside, the mean of those
-    bands, the mean error; `alone`: the share of steps for which no other release makes a band of any neighbour."""
+    """Which share of the steps of a kind lies `inside` of the bands that steps of other releases make."""
 
     kind: StepKind
     steps: int
     releases: int
     inside: float
-    width: float
-    mean_error: float
-    alone: float
 
     @property
     def keeps_its_word(self) -> bool:
@@ -167,11 +156,8 @@ def judged(all_cases: Sequence[StepCase]) -> list[Judged]:
 def _judge(kind: StepKind, group: Sequence[StepCase], others: Mapping[str, Mapping[StepKind, MadeBand]]) -> Judged:
     bands = [nearest(others[case.release], kind) for case in group]
     widths = np.array([UNMEASURED if band is None else band.error for band in bands])
-    errors = np.array([abs(case.error) for case in group])
-    alone = float(np.mean([band is None for band in bands]))
-    releases = len({case.release for case in group})
-    inside = float((errors <= widths).mean())
-    return Judged(kind, len(group), releases, inside, float(widths.mean()), float(errors.mean()), alone)
+    inside = float((np.abs([case.error for case in group]) <= widths).mean())
+    return Judged(kind, len(group), len({case.release for case in group}), inside)
 
 
 def half_width(errors: np.ndarray) -> float:

@@ -24,17 +24,13 @@ from benchmarks import measurements as m
 from benchmarks.steps import Figures, section
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
+NODES = ("a100", "h100", "h200", "b200")
 CONSTANT_EFFICIENCY = 0.5  # of the peak: the baseline of kernels
 LINK_EFFICIENCY = 0.8  # of the datasheet's bandwidth: the baseline of collectives
 BANDS = ((0.0, 2.0**20), (2.0**20, 2.0**24 + 1), (2.0**24 + 1, np.inf))  # of bytes
 LARGE_BYTES = 400e6
 NAMES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce",
          "alltoall": "all-to-all"}  # fmt: skip
-
-
-def errors_of(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    relative: np.ndarray = predicted / measured - 1
-    return relative
 
 
 def signed(errors: np.ndarray) -> str:
@@ -48,16 +44,17 @@ def absolute(errors: np.ndarray) -> str:
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str, least: int) -> Figures:
-    """Of shapes below and from `least` on; `size`: the column, shown as `name`."""
+def kernels(data: Path, kind: str, devices: Sequence[str], size: str, name: str, least: int) -> Figures:
+    """Of shapes below and from `least` on; `size`: the column, shown as `name`. Each draw holds out half of the weight
+    shapes of products, half of the rows of causal attention."""
     cells = []
     for device in devices:
         measured = m.measured(kind, data, device)
         peak, bandwidth = measured.hardware.peak_flops("bfloat16"), measured.hardware.memory_bandwidth
         flops, traffic = m.work(kind, measured.rows)
         places, errors = measured.cross_validated()
-        roofline = errors_of(np.maximum(flops / peak, traffic / bandwidth), measured.rows["seconds"])
-        constant = errors_of(flops / (peak * CONSTANT_EFFICIENCY), measured.rows["seconds"])
+        roofline = np.maximum(flops / peak, traffic / bandwidth) / measured.rows["seconds"] - 1
+        constant = flops / (peak * CONSTANT_EFFICIENCY) / measured.rows["seconds"] - 1
         for words, chosen in (
             (f"{name} < {least}", measured.rows[size] < least),
             (f"{name} >= {least}", measured.rows[size] >= least),
@@ -66,16 +63,6 @@ def _kernels(kind: str, devices: Sequence[str], data: Path, size: str, name: str
             shown = (absolute(held), signed(held), absolute(roofline[chosen]), absolute(constant[chosen]))
             cells.append((device.upper(), words, len(held), *shown))
     return {"rows": cells}
-
-
-def products(data: Path) -> Figures:
-    """Matrix products: half of the weight shapes held out in each draw."""
-    return _kernels("matmul", ("a100", "h100", "h200", "b200"), data, "m", "m", 1024)
-
-
-def attention(data: Path) -> Figures:
-    """Causal attention: half of the rows held out in each draw."""
-    return _kernels("attention", ("a100", "h100"), data, "length", "s", 2048)
 
 
 LAYOUTS = {"TN": "", "NN": "dgrad", "NT": "wgrad"}  # of the forward, the gradients of input and weight
@@ -87,19 +74,15 @@ def backward_products(data: Path) -> Figures:
     cells = []
     for system, device in HOSTS.items():
         hardware = load_hardware(m.PROFILES[device])
-        biases = []
-        for layout, relative in LAYOUTS.items():
-            errors = []
-            for shape, measured, _ in m.kernels(data, "matmul", system):
-                if shape["layout"] != layout:
-                    continue
-                rows, columns, inner = (float(shape[key]) for key in "mnk")
-                flops, size = 2 * rows * columns * inner, 2 * (rows * inner + inner * columns + rows * columns)
-                rate = hardware.constant(f"matmul.{relative}") if relative else 1.0
-                predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
-                errors.append(predicted / (flops / measured) - 1)
-            biases.append(f"{signed(np.array(errors))} ({len(errors)})")
-        cells.append((device.upper(), *biases))
+        errors: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
+        for shape, measured, _ in m.kernels(data, "matmul", system):
+            rows, columns, inner = (float(shape[key]) for key in "mnk")
+            flops, size = 2 * rows * columns * inner, 2 * (rows * inner + inner * columns + rows * columns)
+            relative = LAYOUTS[shape["layout"]]
+            rate = hardware.constant(f"matmul.{relative}") if relative else 1.0
+            predicted = one_product_seconds(hardware, "bfloat16", flops, inner, size, rate)
+            errors[shape["layout"]].append(predicted / (flops / measured) - 1)
+        cells.append((device.upper(), *(f"{signed(np.array(some))} ({len(some)})" for some in errors.values())))
     return {"rows": cells}
 
 
@@ -114,13 +97,13 @@ def _baseline(rows: Rows, hardware: Hardware) -> np.ndarray:
     """Bytes over 0.8 of the datasheet's bandwidth, no latency, no protocols, no graph."""
     passes = np.where(rows["kind"] == GROUPS.index("all_reduce"), 2, 1)
     share = passes * (rows["members"] - 1) / rows["members"]
-    return errors_of(rows["bytes"] * share / (hardware.links[0].bandwidth * LINK_EFFICIENCY), rows["seconds"])
+    return rows["bytes"] * share / (hardware.links[0].bandwidth * LINK_EFFICIENCY) / rows["seconds"] - 1
 
 
 def collectives(data: Path) -> Figures:
     """NCCL in one node: 15 % of the inner sizes held out in each draw."""
     cells, everything = [], []
-    for device in ("a100", "h100", "h200", "b200"):
+    for device in NODES:
         measured = m.measured("collective", data, device)
         rows, kinds = measured.rows, np.array(measured.names)
         places, errors = measured.cross_validated()
@@ -144,7 +127,7 @@ def other_host(data: Path) -> Figures:
     for members in np.unique(rows["members"]):
         group = take(rows, rows["members"] == members)
         mesh = Mesh((("tp", int(members)),))
-        errors = errors_of(collective_seconds(hardware, mesh, 0, "all_reduce", group["bytes"]), group["seconds"])
+        errors = collective_seconds(hardware, mesh, 0, "all_reduce", group["bytes"]) / group["seconds"] - 1
         cells.append([str(int(members)), *_bands(errors, group["bytes"], signed)[1:]])
     return {"rows": cells}
 
@@ -154,11 +137,11 @@ def link_graph(data: Path) -> Figures:
     measured = m.measured("collective", data, "v100")
     hardware, rows, model = measured.hardware, measured.rows, measured.model
     constants = fit(model, take(rows, rows["members"] == 8)).constants
-    errors = errors_of(model.seconds(constants, rows), rows["seconds"])
+    errors = model.seconds(constants, rows) / rows["seconds"] - 1
     link = hardware.links[0].bandwidth / hardware.links[0].graph.degree * hardware.links[0].efficiency
     whole = rows["bandwidth"][rows["members"] == 8][0]
     flat = {**rows, "bandwidth": np.full_like(rows["bandwidth"], whole)}
-    base = errors_of(model.seconds(constants, flat), rows["seconds"])
+    base = model.seconds(constants, flat) / rows["seconds"] - 1
     cells = []
     for members in np.unique(rows["members"]):
         chosen = rows["members"] == members
@@ -173,9 +156,9 @@ def link_graph(data: Path) -> Figures:
 
 
 TABLES: dict[str, Callable[[Path], Figures]] = {
-    "Matmuls": products,
+    "Matmuls": lambda data: kernels(data, "matmul", NODES, "m", "m", 1024),
     "Matmuls of a backward, other servers": backward_products,
-    "Attention": attention,
+    "Attention": lambda data: kernels(data, "attention", NODES[:2], "length", "s", 2048),
     "Collectives in a node": collectives,
     "The same GPU in another server": other_host,
     "Bandwidth from the graph of the links": link_graph,

@@ -62,8 +62,7 @@ def first_least(costs: Floats, begin: Integers, node: Integers) -> Integers:
     least = np.flatnonzero(costs == np.minimum.reduceat(costs, begin)[node])
     first = np.flatnonzero(np.diff(node[least], prepend=-1))
     assert len(first) == len(begin), "a node without a least cost"
-    places: Integers = least[first]
-    return places
+    return least[first]
 
 
 NodeChoices = NodeRow[np.int64]  # of each node its choices that are looked at, ascending

@@ -152,8 +152,7 @@ def _ranges(starts: Sequence[int], sizes: Sequence[int] | Integers) -> Integers:
     if not len(size):
         return np.zeros(0, np.int64)
     before = np.append(0, np.cumsum(size))[:-1]
-    places: Integers = np.arange(size.sum()) + np.repeat(np.asarray(starts, np.int64) - before, size)
-    return places
+    return np.arange(size.sum()) + np.repeat(np.asarray(starts, np.int64) - before, size)
 
 
 def sweep_order(ends: Integers, count: int, stretch: int = STRETCH) -> Integers:

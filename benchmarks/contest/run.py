@@ -25,18 +25,8 @@ from benchmarks.contest import asplos_format
 from benchmarks.contest.anytime import search
 
 HEADER = (
-    "instance",
-    "nodes",
-    "choices",
-    "edges",
-    "cost",
-    "/ published",
-    "bound",
-    "gap proved",
-    "wall s",
-    "CPU s",
-    "GiB",
-)
+    "instance", "nodes", "choices", "edges", "cost", "/ published", "bound", "gap proved", "wall s", "CPU s", "GiB",
+)  # fmt: skip
 _SPARE = 2.0  # seconds for writing the answer down and checking it
 
 
