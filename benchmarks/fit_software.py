@@ -20,8 +20,7 @@ from autoshard.system.files import data_folder
 from benchmarks import harness
 from benchmarks import published_rows as runs
 from benchmarks.megatron_steps import DISPATCH_SECONDS, STALL_SECONDS
-from benchmarks.published_rows import Step
-from benchmarks.steps import Floats, errors, predicted, seconds_of, with_software
+from benchmarks.published_rows import Floats, Step, errors, predicted, seconds_of, with_software
 
 RATES = tuple(float(rate) for rate in np.arange(0.60, 1.001, 0.02))
 PRODUCTS = ("products",)

@@ -22,9 +22,8 @@ from autoshard.estimate.run_space import RunSpace
 from autoshard.estimate.stage_slots import Host
 from autoshard.estimate.transformer import TrainingRun, Transformer
 from autoshard.step_corrections.software import held_bytes
-from benchmarks import steps
-from benchmarks.published_rows import BLOOM_CLUSTER, FITTED_WIDTH, MEGATRON, Step, bloom, multi_rows, single_rows
-from benchmarks.steps import GIB, Cells, Figures, Floats, Ranking, errors, measured, percent, ranking, seconds_of
+from benchmarks import published_rows as runs
+from benchmarks.published_rows import Cells, Figures, Floats, Step, errors, measured, ranking, seconds_of
 
 DRAWS, CALIBRATION_RUNS = 10, 20
 BASELINE_EFFICIENCY = 0.5  # the constant-efficiency baseline: model FLOPs, recomputation included, and the bubble
@@ -34,7 +33,7 @@ def baseline(rows: Sequence[Step]) -> Floats:
     """FLOPs with recomputation over half of the peak, stretched by the pipeline bubble."""
     seconds = []
     for row in rows:
-        flops = steps.predicted(row.model, row.run, row.hardware, Host()).flops * 4 / 3
+        flops = runs.predicted(row.model, row.run, row.hardware, Host()).flops * 4 / 3
         bubble = 1 + (row.run.pp - 1) / row.run.micro_batches
         seconds.append(flops / (row.run.devices * row.hardware.peak_flops("bfloat16") * BASELINE_EFFICIENCY) * bubble)
     return np.array(seconds)
@@ -70,22 +69,22 @@ def calibrated(rows: Sequence[Step], seed: int) -> Draw:
 @lru_cache(maxsize=1)
 def draws_of(data: Path) -> tuple[Draw, ...]:
     """Ten calibrations on 20 single-node runs each."""
-    rows = single_rows(data)
+    rows = runs.single_rows(data)
     return tuple(calibrated(rows, seed) for seed in range(DRAWS))
 
 
-def single_node_ranking(data: Path) -> Ranking:
+def single_node_ranking(data: Path) -> runs.Ranking:
     """The means over the draws, of the runs that each has not seen."""
-    rows = single_rows(data)
+    rows = runs.single_rows(data)
     ranks = [astuple(ranking([rows[i] for i in draw.held_out], draw.seconds)) for draw in draws_of(data)]
     correlation, regret, _, several = map(float, np.mean(ranks, axis=0))
-    return Ranking(correlation, regret, max(worst for _, _, worst, _ in ranks), round(several))
+    return runs.Ranking(correlation, regret, max(worst for _, _, worst, _ in ranks), round(several))
 
 
 def multi_node(data: Path) -> Figures:
     """The A100 constants, the cluster's profile, and the host of the single-node runs' first calibration."""
-    rows, host = multi_rows(data), draws_of(data)[0].host
-    preset_rows = steps.with_software(rows, MEGATRON)
+    rows, host = runs.multi_rows(data), draws_of(data)[0].host
+    preset_rows = runs.with_software(rows, runs.MEGATRON)
     known = {
         "autoshard, host of 20 runs": seconds_of(rows, host),
         "autoshard, `--software megatron`": seconds_of(preset_rows),
@@ -97,12 +96,12 @@ def multi_node(data: Path) -> Figures:
 
 def single_node(data: Path) -> Figures:
     """Ten calibrations of the host on 20 runs each; means over the ten, on the runs that each has not seen."""
-    rows = single_rows(data)
+    rows = runs.single_rows(data)
     draws = draws_of(data)
     held = [[rows[i] for i in draw.held_out] for draw in draws]
     each = [errors(held_rows, draw.seconds) for held_rows, draw in zip(held, draws, strict=True)]
     seconds, shipped = baseline(rows), seconds_of(rows)
-    others = steps.with_software([row for row in rows if not row.fitted], MEGATRON)
+    others = runs.with_software([row for row in rows if not row.fitted], runs.MEGATRON)
     preset = seconds_of(others)
     hosts = [draw.host for draw in draws]
     return {
@@ -116,9 +115,9 @@ def single_node(data: Path) -> Figures:
         "dispatch": np.array([host.dispatch_seconds for host in hosts]) * 1e6,
         "stalls": np.array([host.stall_seconds for host in hosts]) * 1e3,
         "composed": composed(rows, held, each),
-        "width": 2 * FITTED_WIDTH,
+        "width": 2 * runs.FITTED_WIDTH,
         # milliseconds that the ends of the model take for each sequence more in a micro-batch
-        "heads": [1e3 * head_slope(rows, 2 * FITTED_WIDTH, tp) for tp in (1, 2)],
+        "heads": [1e3 * head_slope(rows, 2 * runs.FITTED_WIDTH, tp) for tp in (1, 2)],
     }
 
 
@@ -163,9 +162,9 @@ def head_slope(rows: Sequence[Step], width: int, tp: int) -> float:
 HEAD_ROWS = 8  # at least, for four numbers
 
 
-def _line(name: str, rows: Sequence[Step], deviations: Floats, ranks: Ranking) -> Cells:
+def _line(name: str, rows: Sequence[Step], deviations: Floats, ranks: runs.Ranking) -> Cells:
     regrets = f"{ranks.regret:.1%}, {ranks.worst_regret:.1%}"
-    return name, len(rows), percent(deviations), f"{ranks.correlation:.2f}", regrets, ranks.workloads
+    return name, len(rows), runs.percent(deviations), f"{ranks.correlation:.2f}", regrets, ranks.workloads
 
 
 # --- BLOOM's plans: seconds, their order, and memory ------------------------------------------------------------------
@@ -185,7 +184,7 @@ def averaged(rows: Sequence[Step]) -> list[Step]:
 
 def bloom_plans(data: Path) -> Figures:
     """The plans of one day, one by one and ranked; then all of its rows."""
-    everything = bloom(data)
+    everything = runs.bloom(data)
     chosen = averaged([row for row in everything if row.workload == RANKED and not row.full])
     others = averaged([row for row in everything if row.workload != RANKED and not row.full])
     samples = np.array([row.run.batch for row in chosen])
@@ -193,7 +192,7 @@ def bloom_plans(data: Path) -> Figures:
     return {
         "rows": list(zip([_split(row.run) for row in chosen], each, real, strict=True)),
         "errors": each / real - 1,
-        "correlation": steps.correlation(real, each),
+        "correlation": runs.correlation(real, each),
         "regret": float(real[np.argmin(each)] / real.min() - 1),
         "others": errors(others),
         "chosen": _chosen_freely(chosen, each, real),
@@ -229,8 +228,8 @@ def _chosen_freely(rows: Sequence[Step], each: np.ndarray, real: np.ndarray) -> 
 
 def _out_of_memory(everything: Sequence[Step]) -> Figures:
     """Which plans are predicted not to fit, beside those that ran out."""
-    room = load_hardware(BLOOM_CLUSTER).usable_memory_bytes
-    plans = [(row.full, steps.predicted_of(row).memory.peak > room) for row in everything]
+    room = load_hardware(runs.BLOOM_CLUSTER).usable_memory_bytes
+    plans = [(row.full, runs.predicted_of(row).memory.peak > room) for row in everything]
     return {"ran_out": [over for full, over in plans if full], "fitted": [over for full, over in plans if not full]}
 
 
@@ -243,12 +242,12 @@ def _reported_memory(rows: Sequence[Step]) -> list[Cells]:
     cells: list[Cells] = []
     for name, group in groups.items():
         if group:
-            real = np.array([row.memory_gb * GIB for row in group])
-            both = (steps.with_software(group, "kernels"), group)
-            before, after = (np.array([steps.predicted_of(row).memory.peak for row in some]) for some in both)
+            real = np.array([row.memory_gb * runs.GIB for row in group])
+            both = (runs.with_software(group, "kernels"), group)
+            before, after = (np.array([runs.predicted_of(row).memory.peak for row in some]) for some in both)
             outside = held_bytes("deepspeed", group[0].run.precision).outside
-            beside = float(np.median(real - after + outside)) / GIB
-            errors_of = (percent(held / real - 1) for held in (before, after))
+            beside = float(np.median(real - after + outside)) / runs.GIB
+            errors_of = (runs.percent(held / real - 1) for held in (before, after))
             cells.append((name, len(group), *errors_of, f"{beside:.1f}"))
     return cells
 

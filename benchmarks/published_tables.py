@@ -24,10 +24,8 @@ from autoshard.estimate.transformer import FP8_FSDP
 from autoshard.ir.mesh import Mesh
 from autoshard.step_corrections.software import tables as software_tables
 from benchmarks import published_rows as runs
-from benchmarks import steps
 from benchmarks.measurements import kernels, product_ratios
-from benchmarks.published_rows import Step
-from benchmarks.steps import GIB, Cells, Figures, Floats, errors, off, seconds_of
+from benchmarks.published_rows import GIB, Cells, Figures, Floats, Step, errors, off, seconds_of
 
 
 def with_seconds(rows: Sequence[Step]) -> Figures:
@@ -46,8 +44,8 @@ def memory(data: Path) -> Figures:
         plain = replace(whole, run=replace(whole.run, recompute="none"))
         predicted = (
             parameter_count(plain.model) / 8 / plain.run.pp * sum(STATE_BYTES[plain.run.precision]),
-            steps.predicted_of(plain).memory.activations,
-            steps.predicted_of(less).memory.activations,
+            runs.predicted_of(plain).memory.activations,
+            runs.predicted_of(less).memory.activations,
         )
         for kind, size_bytes, other in zip(kinds, predicted, real, strict=True):
             cells.append((name, kind, other, size_bytes / GIB))
@@ -59,7 +57,7 @@ def reserved_by_allocator(data: Path) -> Figures:
     for row in runs.published("reserved"):
         taken = reserved_memory(row.model, row.run, row.hardware)
         assert taken is not None
-        cells.append((row, steps.predicted_of(row).memory.peak / GIB, taken / GIB))
+        cells.append((row, runs.predicted_of(row).memory.peak / GIB, taken / GIB))
     return {"rows": cells}
 
 
@@ -117,7 +115,7 @@ def b200_steps(data: Path) -> Figures:
     rows = runs.b200(data)
     plain = errors(rows)
     draws = [errors(calibrated_steps(data, seed)) for seed in range(KERNEL_DRAWS)]
-    memory = np.array([steps.predicted_of(row).memory.peak / GIB / row.memory_gb - 1 for row in rows])
+    memory = np.array([runs.predicted_of(row).memory.peak / GIB / row.memory_gb - 1 for row in rows])
     groups: dict[str, list[int]] = {}
     cells: list[Cells] = []
     for place, row in enumerate(rows):
@@ -257,7 +255,7 @@ def float8_steps(data: Path) -> Figures:
     means = []
     for name, rows in zip(names, groups, strict=True):
         float8_rows = [replace(row, run=replace(row.run, precision=FP8_FSDP)) for row in rows]
-        both = [errors(steps.with_software(float8_rows, software)) for software in (runs.FSDP_SOFTWARE, "kernels")]
+        both = [errors(runs.with_software(float8_rows, software)) for software in (runs.FSDP_SOFTWARE, "kernels")]
         means.append((name, *both))
         cells += zip(rows, *both, strict=True)
     return {"rows": cells, "groups": means}

@@ -26,9 +26,8 @@ from autoshard.step_corrections.step_bands import ANY, UNMEASURED, StepKind, nea
 from autoshard.system.files import data_folder
 from benchmarks import harness, megatron_steps
 from benchmarks import published_rows as runs
-from benchmarks.published_rows import Step
+from benchmarks.published_rows import Figures, Step, seconds_of, section, with_software
 from benchmarks.published_tables import calibrated_steps
-from benchmarks.steps import Figures, seconds_of, section, with_software
 
 # Half-widths of one release: so many mean errors (85 % of errors lie within them if they are normal, 83 % if they are
 # exponential), but no wider than what this share of the next errors stays within, whatever their distribution (a rank

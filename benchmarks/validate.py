@@ -21,7 +21,7 @@ from autoshard.costs.compute import one_product_seconds
 from autoshard.ir.mesh import Mesh
 from benchmarks import harness, megatron_steps, published_tables, step_bands
 from benchmarks import measurements as m
-from benchmarks.steps import Figures, section
+from benchmarks.published_rows import Figures, section
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "validation.md"
 NODES = ("a100", "h100", "h200", "b200")

@@ -118,7 +118,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "validation"
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 def test_every_run_of_the_tables_fits(large: bool) -> None:
-    from benchmarks.steps import that_ran
+    from benchmarks.published_rows import that_ran
 
     titles = [title for title in that_ran(DATA) if (title in ("MPT by FSDP", "Megatron-LM on A100")) == large]
     runs = [run for title in titles for run in that_ran(DATA)[title]]

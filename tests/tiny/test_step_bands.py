@@ -119,12 +119,12 @@ def test_the_plans_of_one_day_are_ranked() -> None:
     """BLOOM's 181B plans with the network that was measured there: nothing is fitted to them."""
     from benchmarks import megatron_steps as own
 
-    rows = own.averaged([row for row in own.bloom(DATA) if row.workload == own.RANKED and not row.full])
+    rows = own.averaged([row for row in own.runs.bloom(DATA) if row.workload == own.RANKED and not row.full])
     samples = np.array([row.run.batch for row in rows])
     predicted, real = own.seconds_of(rows) / samples, own.measured(rows) / samples
     assert len(rows) == 11
     assert np.abs(predicted / real - 1).mean() < 0.10
-    assert own.steps.correlation(real, predicted) >= 0.75
+    assert own.runs.correlation(real, predicted) >= 0.75
     assert real[np.argmin(predicted)] / real.min() - 1 <= 0.03
 
 
@@ -140,9 +140,9 @@ def test_twenty_kernels_calibrate_a_b200() -> None:
 @measured
 @pytest.mark.slow
 def test_fsdp_of_models_that_nothing_was_fitted_to() -> None:
-    from benchmarks import published_rows, steps
+    from benchmarks import published_rows
 
     for gpus in published_rows.GENERATIONS.values():
         rows = [row for row in published_rows.mpt(DATA) if row.workload[0] in gpus and not row.fitted]
         assert len(rows) > 15
-        assert np.abs(steps.errors(rows)).mean() < 0.08
+        assert np.abs(published_rows.errors(rows)).mean() < 0.08
