@@ -25,7 +25,7 @@ def main() -> int:
     from autoshard import workflow
     from autoshard.cli import commands
 
-    spent, starts = [0.0], list[float]()
+    starts, spent = list[float](), list[float]()
 
     def counted(work: Callable[..., Any]) -> Callable[..., Any]:
         def captured(*args: Any) -> Any:
@@ -34,14 +34,14 @@ def main() -> int:
             try:
                 return work(*args)
             finally:
-                spent[0] += time.process_time() - before
+                spent.append(time.process_time() - before)
 
         return captured
 
     for name in CAPTURES:
         setattr(workflow, name, counted(getattr(workflow, name)))
     code = commands.main(sys.argv[2:])
-    seconds = {"all": time.process_time(), "start": starts[0] if starts else 0.0, "captures": spent[0]}
+    seconds = {"all": time.process_time(), "start": min(starts, default=0.0), "captures": sum(spent)}
     Path(sys.argv[1]).write_text(json.dumps(seconds), encoding="utf-8")
     return code
 

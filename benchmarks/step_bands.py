@@ -194,11 +194,6 @@ def _words(kind: StepKind) -> str:
     return ", ".join((*named, *["measured host"] * kind.calibrated))
 
 
-def text(bands: Mapping[StepKind, MadeBand]) -> str:
-    """TOML."""
-    return harness.rendered("bands.toml.j2", bands=bands)
-
-
 TITLE = "Bands of whole steps"
 TABLES = {TITLE: tables}
 
@@ -208,7 +203,8 @@ def main() -> None:
     print("\n".join(section(TITLE, tables(options.data))))
     if options.write:
         path = data_folder("costmodels") / "whole_steps" / "bands.toml"
-        path.write_text(text(made(cases(options.data))), encoding="utf-8")
+        text = harness.rendered("bands.toml.j2", bands=made(cases(options.data)))
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

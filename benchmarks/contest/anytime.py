@@ -254,19 +254,17 @@ class _PairwiseSearch:
             useful = undercut(program.model, relaxed, relaxed.bound + _NEAR * abs(relaxed.bound))
             choices = [np.union1d(a, b) for a, b in zip(self.promising(_THIN), useful, strict=True)]
         part = PartialClock(_SHARE * self.clock.left, whole=self.clock)
-        start = self.best
-        found_ = SectionProgram(self.core, choices, part, self.value - self.core.graph.constant).search(start)
-        self.offer(found_.choice)
+        program = SectionProgram(self.core, choices, part, self.value - self.core.graph.constant)
+        self.offer(program.search(self.best).choice)
 
     def promising(self, width: int) -> list[Integers]:
         """Of every node the best few choices by the messages, and that of the best plan."""
         return list(cheapest(self.ascent.beliefs(), width, self.best))
 
     def branch(self, program: SectionProgram) -> None:
-        inside = self.best is not None and all(
-            s in some for s, some in zip(self.best.tolist(), program.kept, strict=True)
-        )
-        outcome = program.search(self.best if inside else None)
+        best = self.best
+        inside = best is not None and all(s in some for s, some in zip(best.tolist(), program.kept, strict=True))
+        outcome = program.search(best if inside else None)
         self.offer(outcome.choice)
         self.raise_bound(min(outcome.bound + self.core.graph.constant, self.value))
         self.exhausted = outcome.done

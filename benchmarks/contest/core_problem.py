@@ -32,9 +32,6 @@ class NodeRow(Generic[Kind]):
     def __init__(self, row: NDArray[Kind], ends: Integers) -> None:
         self.row, self.ends = row, ends
 
-    def __len__(self) -> int:
-        return len(self.ends)
-
     def __getitem__(self, n: int) -> NDArray[Kind]:
         return self.row[self.ends[n - 1] if n else 0 : self.ends[n]]
 

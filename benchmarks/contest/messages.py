@@ -16,7 +16,7 @@ so that no scale has to be guessed.
     L(p) = the messages' bound of ( c(x) + sum_t p_t m_t(x) ) - sum_t p_t C
     p <- max(0, p + step x d),  d <- d / 2 + (m(x) / C - 1) / 2 at the rounded plan x
 
-Implemented in `messages.Ascent.step` and `messages.Ascent._move`.
+Implemented in `messages.Ascent.step` and `messages.PriceSteps.after`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from autoshard.solvers.common import clock
 from benchmarks.contest.core_problem import Inner, NodeCosts, first_least
 from benchmarks.contest.presolve import PairGraph
 
-_STEP = 0.2  # of the typical cost, at first
+_STEP, _LEAST_STEP = 0.2, 0.01  # of the typical cost, at first; of the first step
 _SLOWER = 10  # rounds until the step is halved
-_LEAST_STEP = 0.01  # of the first step
 _RECENT = 0.5  # the weight of the plans before, in the direction
 STRETCH = 64  # levels
 
@@ -164,14 +163,11 @@ def sweep_order(ends: Integers, count: int, stretch: int = STRETCH) -> Integers:
 
 def _depths(ends: Integers, order: Integers) -> Integers:
     """The longest path to each node, where edges lead along `order`."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    place = np.argsort(order)
     before: list[list[int]] = [[] for _ in range(len(order))]
     for a, b in ends.tolist():
-        if place[a] < place[b]:
-            before[b].append(a)
-        else:
-            before[a].append(b)
+        early, late = (a, b) if place[a] < place[b] else (b, a)
+        before[late].append(early)
     level = [0] * len(order)
     for n in order.tolist():
         level[n] = max((level[m] + 1 for m in before[n]), default=0)
@@ -182,21 +178,17 @@ class Messages:
     """`into`: all messages in a row; of each edge those to the first of its nodes, then those to the second."""
 
     def __init__(self, graph: PairGraph, stretch: int = STRETCH) -> None:
-        sizes = [len(costs) for costs in graph.unary]
-        self.count = len(sizes)
         pairs = np.array(list(graph.edges), np.int64).reshape(-1, 2)
-        self.levels, self.hearer = levels(graph, sweep_order(pairs, len(sizes), stretch))
+        self.levels, self.hearer = levels(graph, sweep_order(pairs, len(graph.unary), stretch))
         self.into = np.zeros(len(self.hearer))
 
     def back(self, unary: NodeCosts) -> float:
         """A sweep from the last node to the first; the lower bound."""
-        row = unary.row
-        return sum(self._send(row, level, level.back) for level in self.levels[::-1])
+        return sum(self._send(unary.row, level, level.back) for level in self.levels[::-1])
 
     def on(self, unary: NodeCosts) -> float:
         """A sweep from the first node to the last; the lower bound."""
-        row = unary.row
-        return sum(self._send(row, level, level.on) for level in self.levels)
+        return sum(self._send(unary.row, level, level.on) for level in self.levels)
 
     def _send(self, unary: Floats, level: MessageLevel, sent: LevelSends) -> float:
         """What a level tells in one direction; what it raises the bound by."""
@@ -223,11 +215,10 @@ class Messages:
 
     def rounded(self, unary: NodeCosts) -> Integers:
         """After `back`: each node's best choice given those before it and the messages of those after it."""
-        choice = np.zeros(self.count, np.int64)
-        row = unary.row
+        choice = np.zeros(len(unary.ends), np.int64)
         for level in self.levels:
             received = np.bincount(level.hears_back, self.into[level.heard_back], len(level.slots))
-            costs = row[level.slots] + received
+            costs = unary.row[level.slots] + received
             back = level.back
             if len(back.own):
                 first = back.first[back.begin + choice[back.receiver]]
@@ -244,6 +235,24 @@ class Round(NamedTuple):
     choice: Integers
 
 
+class PriceSteps:
+    """Steps of prices (times,) to where plans overflow: `first` and at least `least` times that of what all cost."""
+
+    def __init__(self, first: float, least: float) -> None:
+        self.first, self.least, self.number = first, least, 0
+        self.direction: Floats | None = None
+
+    def after(self, prices: Floats, over: Floats, typical: float) -> Floats:
+        """The next prices; `over`: by which part of the capacity the plan overflows at each time; `typical`: what all
+        costs, by a unit of memory."""
+        self.direction = over if self.direction is None else _RECENT * self.direction + (1 - _RECENT) * over
+        part = max(self.least, 1.0 / (1.0 + self.number / _SLOWER))
+        self.number += 1
+        move = np.where((self.direction < 0) & (prices <= 0), 0.0, self.direction)
+        length = float(np.abs(move).sum())
+        return np.maximum(0.0, prices + self.first * typical * part * move / length) if length > 0 else prices
+
+
 class Ascent:
     """`bound`: the best so far, at `multipliers`. Every bound is valid."""
 
@@ -252,9 +261,8 @@ class Ascent:
         self.limited = bool(np.isfinite(core.items.capacity) and core.items.capacity > 0)
         self.now = self.multipliers = np.zeros(len(core.items.base))
         self.unary = core.priced(self.multipliers)
-        self.direction: Floats | None = None
+        self.steps = PriceSteps(_STEP, _LEAST_STEP)
         self.typical = np.inf
-        self.number = 0
         self.bound = -np.inf
 
     def step(self, *, move: bool = True) -> Round:
@@ -272,7 +280,7 @@ class Ascent:
 
     def to(self, multipliers: Floats) -> None:
         """Goes on from other multipliers."""
-        self.now, self.direction = multipliers, None
+        self.now, self.steps.direction = multipliers, None
         self.unary = self.core.priced(multipliers)
 
     def beliefs(self) -> NodeCosts:
@@ -281,14 +289,7 @@ class Ascent:
 
     def _move(self, choice: Integers, bound: float) -> None:
         items, cost = self.core.items, self.core.cost(choice)
-        over = items.alive(choice) / items.capacity - 1.0
-        before = over if self.direction is None else self.direction
-        self.direction = _RECENT * before + (1 - _RECENT) * over
-        move = np.where((self.direction < 0) & (self.now <= 0), 0.0, self.direction)
-        length = float(np.abs(move).sum())
         self.typical = min(self.typical, cost if np.isfinite(cost) else abs(bound))
-        if length > 0:
-            part = max(_LEAST_STEP, 1.0 / (1.0 + self.number / _SLOWER))
-            self.now = np.maximum(0.0, self.now + _STEP * self.typical * part * move / length / items.capacity)
-            self.unary = self.core.priced(self.now)
-        self.number += 1
+        over = items.alive(choice) / items.capacity - 1.0
+        self.now = self.steps.after(self.now, over, self.typical / items.capacity)
+        self.unary = self.core.priced(self.now)

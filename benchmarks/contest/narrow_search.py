@@ -16,11 +16,10 @@ from autoshard.ir.problem import Floats, Integers
 from autoshard.solvers.common.clock import attempt
 from autoshard.solvers.common.solver_options import Clock
 from benchmarks.contest.core_problem import Inner, NodeCosts, cheapest, either
-from benchmarks.contest.messages import Ascent
+from benchmarks.contest.messages import Ascent, PriceSteps
 from benchmarks.contest.narrow_moves import Move, NarrowMoves
 
-_STEP, _SLOWER, _LEAST_STEP = 0.05, 10, 0.05  # of the cost, at first; rounds until it is halved; of the first step
-_RECENT = 0.5  # the weight of the plans before, in the direction
+_STEP, _LEAST_STEP = 0.05, 0.05  # of the cost, at first; of the first step
 _PUSH = 0.02  # of the cost: how much the price of an overflow rises at first
 _ENOUGH = 0.8  # of an overflow: where more than that is left after a round, the next push is larger, else smaller
 _KEPT = 0.7  # of that price, where nothing overflows
@@ -42,8 +41,7 @@ class NarrowSearch:
         self.choice, self.prices = choice, prices
         self.push, self.pushes = np.zeros_like(prices), 0.0
         self.worst = 0.0
-        self.direction: Floats | None = None
-        self.number = 0
+        self.steps = PriceSteps(_STEP, _LEAST_STEP)
 
     @property
     def fits(self) -> bool:
@@ -78,14 +76,7 @@ class NarrowSearch:
         if not 0 < items.capacity < np.inf:
             return
         over = np.maximum(items.alive(self.choice), items.base) / items.capacity - 1.0
-        self.direction = over if self.direction is None else _RECENT * self.direction + (1 - _RECENT) * over
-        move = np.where((self.direction < 0) & (self.prices <= 0), 0.0, self.direction)
-        length = float(np.abs(move).sum())
-        if length > 0:
-            part = max(_LEAST_STEP, 1.0 / (1.0 + self.number / _SLOWER))
-            step = _STEP * self._typical() * part / items.capacity
-            self.prices = np.maximum(0.0, self.prices + step * move / length)
-        self.number += 1
+        self.prices = self.steps.after(self.prices, over, self._typical() / items.capacity)
 
     def fit(self, ascent: Ascent | None = None) -> None:
         """A move that makes the plan fit, or leaves it so."""

@@ -12,7 +12,7 @@ Nodes of few edges are contracted first, so that the edges of a hub are not move
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,28 +82,27 @@ class Matrices:
         return self._known[key]
 
     def number(self, array: Floats) -> int:
-        def stored() -> int:
+        number = self._once(digest(array), lambda: len(self.arrays))
+        if number == len(self.arrays):
             self.arrays.append(np.ascontiguousarray(array))
-            return len(self.arrays) - 1
-
-        return int(self._once(digest(array), stored))
+        return number
 
     def given(self, array: Floats) -> int:
         """The number of an array that its owner keeps alive and unchanged, known by its address."""
-        return int(self._once(id(array), lambda: self.number(array)))
+        return self._once(id(array), lambda: self.number(array))
 
     def flip(self, matrix: int) -> int:
         """Its transpose."""
-        flipped = int(self._once(("flip", matrix), lambda: self.number(self.arrays[matrix].T)))
+        flipped = self._once(("flip", matrix), lambda: self.number(self.arrays[matrix].T))
         self._known.setdefault(("flip", flipped), matrix)
         return flipped
 
     def sum(self, a: int, b: int) -> int:
-        return int(self._once(("sum", min(a, b), max(a, b)), lambda: self.number(self.arrays[a] + self.arrays[b])))
+        return self._once(("sum", min(a, b), max(a, b)), lambda: self.number(self.arrays[a] + self.arrays[b]))
 
     def rows(self, matrix: int, which: Integers, key: bytes) -> int:
         """Its rows `which`, in that order; `key` is which.tobytes()."""
-        return int(self._once((matrix, key), lambda: self.number(self.arrays[matrix][which])))
+        return self._once((matrix, key), lambda: self.number(self.arrays[matrix][which]))
 
     def partner(self, matrix: int) -> NDArray[np.bool_] | None:
         """Which rows have a finite entry, as flags; None: all."""
@@ -112,8 +111,7 @@ class Matrices:
             finite = np.atleast_1d(np.isfinite(self.arrays[matrix]).any(axis=1))
             return None if finite.all() else finite
 
-        allowed: NDArray[np.bool_] | None = self._once(("partner", matrix), flags)
-        return allowed
+        return self._once(("partner", matrix), flags)
 
     def decided(self, matrix: int) -> Integers | None:
         """The one allowed row of every column; None where a column allows another number than one."""
@@ -122,8 +120,7 @@ class Matrices:
             finite = np.isfinite(self.arrays[matrix])
             return finite.argmax(axis=0) if (finite.sum(axis=0) == 1).all() else None
 
-        rows: Integers | None = self._once(("decided", matrix), row)
-        return rows
+        return self._once(("decided", matrix), row)
 
     def news(self, matrix: int) -> bool:
         """Whether the node of its rows has something to do: a row without partner, or rows that columns decide."""
@@ -146,8 +143,7 @@ class _Contraction:
         self.alive = [True] * len(unary)
         self.steps: list[_Step] = []
         self.constant = 0.0
-        self.waiting: deque[int] = deque()
-        self.queued = [False] * len(unary)
+        self.waiting: OrderedDict[int, None] = OrderedDict()
         self.most = 0
 
     def connect(self, a: int, b: int, matrix: int) -> None:
@@ -159,30 +155,20 @@ class _Contraction:
 
     def run(self) -> Contracted:
         for self.most in _DEGREES:
-            for n in np.flatnonzero(self.alive).tolist():
-                self.push(n)
+            self.waiting = OrderedDict.fromkeys(np.flatnonzero(self.alive).tolist())
             self.settle()
         return self.finished()
-
-    def push(self, n: int) -> None:
-        if not self.queued[n]:
-            self.queued[n] = True
-            self.waiting.append(n)
 
     def settle(self) -> None:
         while self.waiting:
             clock.check()
-            n = self.waiting.popleft()
-            self.queued[n] = False
+            n, _ = self.waiting.popitem(last=False)
             if self.alive[n]:
-                self.visit(n)
-
-    def visit(self, n: int) -> None:
-        self.narrow(n)
-        if len(self.unary[n]) == 1:
-            self.fix(n)
-        elif len(self.edges[n]) <= self.most:
-            self.follow(n)
+                self.narrow(n)
+                if len(self.unary[n]) == 1:
+                    self.fix(n)
+                elif len(self.edges[n]) <= self.most:
+                    self.follow(n)
 
     def narrow(self, n: int) -> None:
         """Drops the choices of n that are forbidden, or have no partner over some edge."""
@@ -204,15 +190,14 @@ class _Contraction:
             self.edges[n][other] = new
             self.edges[other][n] = self.matrices.flip(new)
             if self.matrices.news(self.matrices.flip(new)):
-                self.push(other)
+                self.waiting[other] = None
 
     def fix(self, n: int) -> None:
         self.constant += float(self.unary[n][0])
         for other, matrix in self.edges[n].items():
             self.unary[other] = self.unary[other] + self.matrices.arrays[matrix][0]
             del self.edges[other][n]
-            self.push(other)
-        self.edges[n] = {}
+            self.waiting[other] = None
         self.gone(n, -1, np.zeros(1, np.int64))
 
     def follow(self, n: int) -> None:
@@ -225,9 +210,7 @@ class _Contraction:
         if not deciding:
             return
         *_, other, matrix = min(deciding)
-        of = self.matrices.decided(matrix)
-        assert of is not None
-        costs = self.matrices.arrays[matrix]
+        of, costs = self.matrices.decided(matrix), self.matrices.arrays[matrix]
         self.unary[other] = self.unary[other] + costs[of, np.arange(len(of))] + self.unary[n][of]
         key = of.tobytes()
         del self.edges[other][n]
@@ -236,13 +219,12 @@ class _Contraction:
                 del self.edges[third][n]
                 self.connect(other, third, self.matrices.rows(edge, of, key))
                 if self.matrices.news(self.edges[third][other]):
-                    self.push(third)
-        self.edges[n] = {}
+                    self.waiting[third] = None
         self.gone(n, other, of)
-        self.push(other)
+        self.waiting[other] = None
 
     def gone(self, n: int, into: int, of: Integers) -> None:
-        self.alive[n] = False
+        self.alive[n], self.edges[n] = False, {}
         self.steps.append(_Step(n, into, of))
 
     def finished(self) -> Contracted:
