@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from autoshard.constraints.step_request import StepRequest
@@ -117,9 +118,8 @@ def run_step(seed: int, debug: bool = False) -> Row:
     def work() -> Ran:
         backend = "gloo" if (request.stages or 1) > 1 else "lockstep"
         count = request.micro_batches or 1
-        ran, (program, files, _) = _verified(
-            {"seed": seed}, mesh, seed, count, backend, lambda plan, g: with_step(plan, g, request)
-        )
+        stepped = partial(with_step, request=request)
+        ran, (program, files, _) = _verified({"seed": seed}, mesh, seed, count, backend, stepped)
         return (ran[0], compare(*random_steps.build(seed), program, files), ran[2]) if count == 1 else ran
 
     return tried(seed, mesh, work, debug)
@@ -136,10 +136,9 @@ def run_places(seed: int, debug: bool = False) -> Row:
         step = StepPlan(count, order, 1, random_parts(graph, seed), zero=rng.choice((1, 2, 3)))
         check_step(step, graph)
         request = StepRequest(place_mesh=random_meshes(step.stages, seed))
-        placed_plan = with_place_plans(
-            replace(plan, step=step), request, lambda one, _: harness.planned(graph, "cpu-local", one, seed)
-        )
-        return predicted(placed_plan, graph)
+        plan = replace(plan, step=step)
+        plan = with_place_plans(plan, request, lambda one, _: harness.planned(graph, "cpu-local", one, seed))
+        return predicted(plan, graph)
 
     def work() -> Ran:
         try:
@@ -237,11 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--places", action="store_const", dest="kind", const="places", help="those on random places")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        first = options.seed // EACH * EACH
-        rows = [
-            RUNS[options.kind](s, options.debug)
-            for s in (range(first, first + EACH) if options.kind == "places" else [options.seed])
-        ]
+        each = EACH if options.kind == "places" else 1
+        first = options.seed // each * each
+        rows = [RUNS[options.kind](seed, options.debug) for seed in range(first, first + each)]
         print(*[json.dumps(asdict(row)) for row in rows], sep="\n")
     else:
         seeds = range(options.first, options.first + options.models)

@@ -34,19 +34,15 @@ SHARES = (0.95, 0.8, 0.6)  # of the fastest plan's peak
 def measure(graph_file: str, mesh: str, limit_seconds: float) -> list[dict[str, Any]]:
     """A row of each limit, in this process; `limit_seconds` of computing are the most for one solve."""
 
-    def options() -> Options:
-        return Options(clock=Clock(limit_seconds, timer=Computing()))
-
     problem = formulate(PlanningContext(load(graph_file), Mesh.parse(mesh), load_hardware(HARDWARE))).problem
-    started = time.process_time()
-    free = solvers.solve(problem, "auto", options())
-    first = {"share": None, "seconds": time.process_time() - started, "peak": free.peak_bytes}
-    rows = [{**first, "objective": free.objective, "gap": 1 - free.lower_bound / free.objective}]
-    for share in SHARES:
+    rows = list[dict[str, Any]]()
+    for share in (None, *SHARES):
         started, row = time.process_time(), {"share": share}
+        limited = replace(problem, capacity_bytes=share * rows[0]["peak"]) if share else problem
         try:
-            solution = solvers.solve(replace(problem, capacity_bytes=share * free.peak_bytes), "auto", options())
+            solution = solvers.solve(limited, "auto", Options(clock=Clock(limit_seconds, timer=Computing())))
             row |= {"objective": solution.objective, "gap": 1 - solution.lower_bound / solution.objective}
+            row["peak"] = solution.peak_bytes
         except InfeasibleError as error:
             row |= {"infeasible": "proved" if error.proven else "not proved"}
         rows.append({**row, "seconds": time.process_time() - started})
