@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from autoshard.redistribute import CARRIED
 from autoshard.simulation.timeline import COMPUTE, Event, Timeline
+from autoshard.units import ROUNDING
 
 COMPUTED = ("forward", "backward", "recompute")
 EXPOSED = tuple(collective.words for collective in CARRIED.values())  # and others, after these
@@ -98,7 +99,8 @@ def added(parts: Iterable[Seconds]) -> dict[str, float]:
 def _ordered(seconds: Seconds) -> tuple[tuple[str, float], ...]:
     others = sorted(seconds.keys() - {*COMPUTED, *EXPOSED, *LAST})
     order = (*COMPUTED, *EXPOSED, *others, *LAST)
-    return tuple((kind, seconds[kind]) for kind in order if seconds.get(kind, 0.0) > 0)
+    rounding = ROUNDING * math.fsum(seconds.values())  # what is left of differences of times is no part of a step
+    return tuple((kind, seconds[kind]) for kind in order if seconds.get(kind, 0.0) > rounding)
 
 
 class Busy(NamedTuple):
