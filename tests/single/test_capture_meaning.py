@@ -438,6 +438,7 @@ class Parts(nn.Module):
 def test_the_loss_is_what_the_other_scalars_are_parts_of() -> None:
     graph = capture_model(Parts(False), (torch.randn(3, 4),))
     assert graph.loss == graph.outputs[1]
+    assert len(graph.assumed) == 1 and graph.assumed[0].endswith("is the loss, and no other output")
     with pytest.raises(CaptureError, match="3 losses"):
         capture_model(Parts(True), (torch.randn(3, 4),))
 

@@ -34,7 +34,10 @@ def choose_loss(graph: Graph, called: Mapping[str, str]) -> Graph:
     loss = (named or trained)[0]
     if not loss.requires_grad:
         raise CaptureError(f"{_UNTRAINED} ({_described(graph, loss, called)})", _TRAINED)
-    return replace(graph, loss=loss.name)
+    others = [name for name in graph.outputs if name != loss.name and graph.tensor(name).requires_grad]
+    guess = others and not named and graph.outputs[0] != loss.name  # `return loss, logits` is none
+    note = (f"{_described(graph, loss, called)} is the loss, and no other output",) if guess else ()
+    return replace(graph, loss=loss.name, assumed=(*graph.assumed, *note))
 
 
 def refuse_untrained(graph: Graph) -> Graph:
