@@ -147,7 +147,8 @@ def write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"can't write {path}: {error.strerror or error}", _ELSEWHERE) from None
+        hint = "a disk with free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else _ELSEWHERE
+        raise UsageError(f"can't write {path}: {error.strerror or error}", hint) from None
     except ValueError as error:  # a null byte in the name
         raise UsageError(f"can't write {str(path)!r}: {error}", _ELSEWHERE) from None
 

@@ -136,6 +136,8 @@ def test_nothing_is_left_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't write"):
         output_folder.write_package(tmp_path / "out", {**FILES, "bad.py": "\ud800"})
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="No space left on device\n  try: a disk with free space"):
+        write_text(Path("/dev/full"), "report")
 
 
 def test_update(tmp_path: Path) -> None:
