@@ -112,9 +112,8 @@ def launch_file(launch: Launch, plan: Plan, folder: Path) -> str:
     hardware = parse_hardware(plan.hardware_text)
     device = DEVICES[backend_of(hardware)]
     resource = "rocm" if "AMD" in hardware.summary else device
-    job = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:50] or "train"
-    if not job[0].isalpha():
-        job = f"train-{job}"
+    job = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower())[:50].strip("-") or "train"
+    job = job if job[0].isalpha() else f"train-{job}"
     here = launch.hosts or ("localhost",) * (launch.nodes == 1)
     values = {
         "name": f"the package {printable(folder.resolve().name)}",
@@ -137,9 +136,14 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True, trim_blocks=False,
     )  # fmt: skip
-    filters: dict[str, Callable[[str], str]] = {"typed": typed, "json": json.dumps, "double_quoted": _double_quoted}
+    filters: dict[str, Callable[[str], str]] = {"typed": typed, "yaml": _yaml, "double_quoted": _double_quoted}
     env.filters.update(filters)
     return env
+
+
+def _yaml(text: str) -> str:
+    """A string of YAML between double quotes."""
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(text, ensure_ascii=False))
 
 
 def _double_quoted(text: str) -> str:

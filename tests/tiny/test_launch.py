@@ -70,6 +70,19 @@ def test_the_file_of_each(package: Path, capsys: pytest.CaptureFixture[str], on:
         assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n" in text and "--gpus-per-node=8" in text
 
 
+@pytest.mark.parametrize(
+    "name", ["a #b", "a]b", "{x}", "a,b", "a: b", "yes", "null", "1" * 60, "é😀\n\x7f\\'\"", f"{'a' * 49} b"]
+)
+def test_any_name_of_a_folder_in_yaml(package: Path, name: str) -> None:
+    package.rename(name)
+    assert commands.main(["launch", name, "--on", "kubernetes", "--image", "1.0", "--options", "--save yes"]) == 0
+    job = yaml.safe_load((Path(name) / "launch" / "kubernetes.yaml").read_text(encoding="utf-8"))
+    trainer = job["spec"]["trainer"]
+    assert (trainer["command"], trainer["image"]) == (["torchrun", f"/package/{name}/train.py"], "1.0")
+    assert trainer["args"][2:] == ["--save", "yes"]
+    assert re.fullmatch("[a-z]([a-z0-9-]{0,61}[a-z0-9])?", job["metadata"]["name"])
+
+
 def test_a_package_for_several_numbers_of_devices(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
