@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from autoshard.cli.json_output import print_json
 from autoshard.code_text import typed
@@ -19,6 +20,8 @@ def launch(options: argparse.Namespace) -> int:
     if nested := verbs.packages_in(folder)[1:]:
         more["least_devices"] = verbs.load_plan(nested[-1]).plan.devices
     wanted = launch_files.launch_of(planned.plan, options.on, options.nodes, hosts, options.options, **more)
+    if wanted.unused:
+        print(f"note: --on {options.on} does not use {', '.join(wanted.unused)}", file=sys.stderr)
     file = launch_files.write_launch(wanted, planned.plan, folder)
     start = typed(*starting.start_words(wanted, folder))
     if options.json:

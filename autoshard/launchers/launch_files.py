@@ -27,18 +27,19 @@ RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910", "rocm": "a
 
 @dataclass(frozen=True)
 class Launcher:
-    """`command`: what starts its file, after `typed`."""
+    """`command`: what starts its file, after `typed`. `uses`: settings of a `Launch` that not all have a use for."""
 
     file: str
     command: tuple[str, ...]
+    uses: tuple[str, ...] = ()
 
 
 LAUNCHERS = {
     "torchrun": Launcher("torchrun.sh", ("bash",)),
-    "ssh": Launcher("ssh.sh", ("bash",)),
-    "slurm": Launcher("slurm.sbatch", ("sbatch",)),
-    "kubernetes": Launcher("kubernetes.yaml", ("kubectl", "apply", "-f")),
-    "mpirun": Launcher("mpirun.sh", ("bash",)),
+    "ssh": Launcher("ssh.sh", ("bash",), ("hosts", "python")),
+    "slurm": Launcher("slurm.sbatch", ("sbatch",), ("minutes", "grace", "python")),
+    "kubernetes": Launcher("kubernetes.yaml", ("kubectl", "apply", "-f"), ("grace", "image")),
+    "mpirun": Launcher("mpirun.sh", ("bash",), ("hosts", "python")),
     "ray": Launcher("ray_job.py", ("python",)),
 }
 
@@ -64,6 +65,13 @@ class Launch:
         return min(self.nodes, -(-self.least_devices // self.per_node)) if self.least_devices else self.nodes
 
     @property
+    def unused(self) -> list[str]:
+        """Options that the launcher has no use for."""
+        names = {"hosts", "minutes", "grace", "image", "python"}.difference(LAUNCHERS[self.on].uses)
+        unused = [name for name, value in vars(self).items() if name in names and value != getattr(Launch, name)]
+        return [f"--{name}" if name != "hosts" else "the names of --hosts" for name in unused]  # their number counts
+
+    @property
     def path(self) -> str:
         return f"{FOLDER}/{LAUNCHERS[self.on].file}"
 
@@ -75,6 +83,8 @@ def launch_of(
     hardware = parse_hardware(plan.hardware_text)
     if nodes is not None and hosts and nodes != len(hosts):
         raise UsageError(f"--nodes {nodes}, but --hosts names {len(hosts)}", "one of the two")
+    if not re.fullmatch(r"(\w[\w.:/@-]*)?", image := more.get("image", ""), re.ASCII):
+        raise UsageError(f"--image {printable(image)}: expected the name of an image", "--image registry/name:tag")
     if plan.servers.count:
         if on != "ray" or nodes is not None or hosts:
             what = f"--on {on}" if on != "ray" else "--nodes and --hosts"

@@ -140,6 +140,7 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
         ("--on", "slurm", "--nodes", "3"): "16 devices can't stand on 3 nodes",
         ("--on", "slurm", "--nodes", "2", "--hosts", "a"): "--nodes 2, but --hosts names 1",
         ("--on", "slurm", "--options", "'"): "--options '",
+        ("--on", "kubernetes", "--image", "a b;c"): "--image a b;c: expected the name of an image",
         ("--on", "slurm", "--start"): "there is no sbatch on this machine",
         ("--on", "torchrun", "--start"): "torchrun is started on each node by itself",
     }
@@ -147,6 +148,20 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
         assert launched(*words) == 2 and message in capsys.readouterr().err, words
     (package / "launch" / "slurm.sbatch").write_text("edited")
     assert launched("--on", "slurm") == 5 and "was edited since" in capsys.readouterr().err
+
+
+def test_what_a_launcher_does_not_use_is_said(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--hosts", "a,b", "--minutes", "3", "--grace", "3", "--image", "x", "--python", "y"]
+    unused = {
+        "torchrun": "the names of --hosts, --minutes, --grace, --image, --python",
+        "ssh": "--minutes, --grace, --image",
+        "slurm": "the names of --hosts, --image",
+        "kubernetes": "the names of --hosts, --minutes, --python",
+    }
+    for on, options in unused.items():
+        assert launched("--on", on, *given) == 0
+        assert capsys.readouterr().err == f"note: --on {on} does not use {options}\n"
+    assert launched("--on", "slurm", "--minutes", "3") == 0 and not capsys.readouterr().err
 
 
 def constant(path: str, name: str) -> int:
