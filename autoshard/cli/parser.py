@@ -22,7 +22,7 @@ EXIT_CODES = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse with our one-sentence errors; a misspelt option is reported before one that is missing because of it."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -56,14 +56,14 @@ def _meant(message: str, prog: str) -> str:
 def parser(verbs: Sequence[Verb], words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The parser; `options.run` is the verb's function, whose name and docstring the help shows. `words`: what was
     typed; other verbs then get no options, as these take a while to make."""
-    result = _Parser(
+    result = Parser(
         prog="autoshard",
         allow_abbrev=False,
         description="Automatic parallelism for PyTorch: plan, verify, simulate, and write a training package.",
         epilog=EXIT_CODES,
     )
     result.add_argument("--version", action="version", version=f"autoshard {__version__}")
-    added = result.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    added = result.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     for run in verbs:
         subparser = _verb(added, run)
         if words is None or run.__name__ in words:

@@ -140,6 +140,12 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
         ("--on", "slurm", "--nodes", "3"): "16 devices can't stand on 3 nodes",
         ("--on", "slurm", "--nodes", "2", "--hosts", "a"): "--nodes 2, but --hosts names 1",
         ("--on", "slurm", "--options", "'"): "--options '",
+        ("--on", "slurm", "--options", "--stepz 3"): "train.py has no option --stepz\n  try: --steps\n",
+        ("--on", "ray", "--options", "--steps x"): "argument --steps: invalid int value: 'x'\n  try: train.py --help",
+        ("--on", "ray", "--options", "--schedule cos"): "  try: --schedule cosine\n",
+        ("--on", "ssh", "--hosts", "a,b", "--options", "--sizes batch=8"): "train.py has no option --sizes",
+        ("--on", "slurm", "--options", "--steps 1 --keep"): "argument --keep: expected one argument",
+        ("--on", "slurm", "--options", "3"): "unrecognized arguments: 3",
         ("--on", "kubernetes", "--image", "a b;c"): "--image a b;c: expected the name of an image",
         ("--on", "slurm", "--start"): "there is no sbatch on this machine",
         ("--on", "torchrun", "--start"): "torchrun is started on each node by itself",
@@ -148,6 +154,8 @@ def test_what_is_refused(package: Path, capsys: pytest.CaptureFixture[str], monk
         assert launched(*words) == 2 and message in capsys.readouterr().err, words
     (package / "launch" / "slurm.sbatch").write_text("edited")
     assert launched("--on", "slurm") == 5 and "was edited since" in capsys.readouterr().err
+    (package / "run_options.py").write_text("parser.add_argument(f'--{mine}')", encoding="utf-8")
+    assert launched("--on", "ray", "--options=--mine") == 0, "what is edited is not known"
 
 
 def test_what_a_launcher_does_not_use_is_said(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
