@@ -18,7 +18,7 @@ from autoshard.cluster.hardware import Hardware, check_precision
 from autoshard.constraints.manual_splits import with_manual_splits
 from autoshard.constraints.verify_request import VerifyRequest
 from autoshard.errors import UsageError
-from autoshard.graph_capture.model_spec import LOSS
+from autoshard.graph_capture.model_spec import LOSS, check_spec
 from autoshard.ir import graph_json
 from autoshard.ir.graph import Graph
 from autoshard.ir.mesh import Mesh
@@ -318,6 +318,8 @@ def verify(
     graph_json.check_has_code(plan.plan.model)  # before torch is imported
     passed = dict(arguments or {})
     if plan.folder is not None:
+        for spec in (plan.plan.model, *(str(value) for name, value in plan.plan.model_arguments if name == LOSS)):
+            check_spec(spec, planned=True)
         return workflow.verify_package(plan.folder, plan.simulated, backend, full, passed)
     with guarded_folder("autoshard-verify-") as folder:
         package = write(plan, folder / "package")

@@ -159,7 +159,7 @@ def _placed(value: Any, device: str) -> Any:
 def _module_of(spec: str) -> tuple[ModuleType, str]:
     place, name = split_spec(spec)
     if place.endswith(".py"):
-        check_file(Path(place), spec)
+        check_file(Path(place), f":{name}")
     try:
         with guarded(place):
             return (_import_file(Path(place)) if place.endswith(".py") else _import_name(place)), name

@@ -14,16 +14,11 @@ KINDS = "file.py:callable, package.module:callable, file.pt2, or a graph saved b
 LOSS = "--loss"  # among the arguments of a callable: the loss function beside the model, no name of a parameter
 
 
-def check_spec(spec: str) -> None:
+def check_spec(spec: str, planned: bool = False) -> None:
     """UsageError or InvalidFileError where `spec` can't be a model: its form is wrong, or its file is missing."""
-    if holds_graph(spec):
-        if not Path(spec).is_file():
-            message = f"{spec} is no regular file" if Path(spec).exists() else f"there is no file {spec}"
-            raise InvalidFileError(message, _near_files(Path(spec)) or KINDS)
-        return
-    place, _ = split_spec(spec)
-    if place.endswith(".py"):
-        check_file(Path(place), spec)
+    place = spec if holds_graph(spec) else split_spec(spec)[0]
+    if place == spec or place.endswith(".py"):
+        check_file(Path(place), spec.removeprefix(place), planned)
 
 
 def holds_graph(spec: str) -> bool:
@@ -39,12 +34,15 @@ def split_spec(spec: str) -> tuple[str, str]:
     return place, name
 
 
-def check_file(path: Path, spec: str = "") -> None:
-    """UsageError, with names that are near, where there is no such file."""
+def check_file(path: Path, after: str = "", planned: bool = False) -> None:
+    """UsageError, or InvalidFileError for a graph, where there is no such file: with those that are near and `after`.
+
+    `planned`: a package names it, and so relative to the folder in which that was planned."""
     if not path.is_file():
-        name = spec.rpartition(":")[2]
         message = f"{path} is no regular file" if path.exists() else f"there is no file {path}"
-        raise UsageError(message, _near_files(path, f":{name}" if name else "") or KINDS)
+        kind = UsageError if path.suffix == ".py" else InvalidFileError
+        relative = f"the command in the folder where it was planned: {path} is relative to that"
+        raise kind(message, relative if planned and not path.is_absolute() else _near_files(path, after) or KINDS)
 
 
 def _near_files(path: Path, after: str = "") -> str:

@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
+from autoshard.api import verbs
 from autoshard.cli import commands
-from autoshard.errors import InvalidFileError
+from autoshard.errors import InvalidFileError, UserError
 from autoshard.ir import graph_json, plan_json
 from autoshard.package.output_folder import MANIFEST
 from autoshard.package.package_files import SEARCH_LOG, read_package
@@ -189,3 +191,11 @@ def test_a_terminal_sees_a_spinner(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(ZeroDivisionError), progress.step("thinking"):
         _ = 1 / 0
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spec", ["none.py:build", "none.pt2", "collections:Counter"])
+def test_a_package_is_verified_where_it_was_planned(package: Path, spec: str) -> None:
+    loaded = verbs.load_plan(package)
+    loss = (("--loss", "none.py:loss"),)
+    with pytest.raises(UserError, match="  try: the command in the folder where it was planned: none"):
+        verbs.verify(replace(loaded, plan=replace(loaded.plan, model=spec, model_arguments=loss)))
