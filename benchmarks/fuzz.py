@@ -8,8 +8,8 @@ tests/differential.py, which shares nothing with `autoshard verify`; the collect
 
 With `--steps` each seed is a whole step (tests/random_steps.py): buffers that are rewritten, losses over labels in
 larger expressions, empty and scalar tensors, frozen parts, micro-batches, recomputation, and for every 25th two stages
-in processes. It is verified over two steps, and one micro-batch by tests/differential.py too. With `--places` the steps
-run on random places, five placements of each model, in lock-step, and each goes on from what another has saved;
+in processes. It is verified over two steps, a step of one micro-batch by tests/differential.py too. With `--places` the
+steps run on random places, five placements of each model, in lock-step, and each goes on from what another has saved;
 `--seed` then runs all of its model.
 
 Exit code 6 where a package computes something else or anything crashes.
