@@ -361,8 +361,10 @@ def estimate(options: argparse.Namespace) -> int:
     host = None if dispatch is None else replace(estimating.host_of(hardware), dispatch_seconds=dispatch)
     if options.search:
         return _search_runs(options, hardware, host)
-    if options.pareto:
-        raise UsageError("--pareto: the front is of a search", "--search --devices 1024")
+    for name in ("devices", "top", "pareto"):
+        if getattr(options, name) is not None:
+            message = f"--{name} is for --search: without it, one configuration is estimated"
+            raise UsageError(message, f"--devices {options.devices or 1024} --search")
     prediction = estimate_any(*estimate_options.read(options), hardware, host)
     if options.output:
         write_text(options.output, json.dumps(estimate_text.pipeline_trace(prediction)))
@@ -409,7 +411,7 @@ def _search_runs(options: argparse.Namespace, hardware: Any, host: Any) -> int:
 
     space = estimate_options.space(options)
     with step(f"searching configurations of {space.devices} devices", options.json):
-        best_runs = best_runs_any(space, hardware, options.top, host, options.pareto is not None)
+        best_runs = best_runs_any(space, hardware, options.top or 10, host, options.pareto is not None)
     if options.pareto:
         write_text(options.pareto, best_runs_text.front_picture(best_runs, hardware))
     if options.output:

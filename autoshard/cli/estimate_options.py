@@ -85,9 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", action="store_true", help=search)
     parser.add_argument("--devices", type=whole("--devices"), metavar="N", help="number of devices for --search")
     read = whole("--top")
-    parser.add_argument(
-        "--top", type=read, default=10, metavar="N", help="how many results --search prints; default 10"
-    )
+    parser.add_argument("--top", type=read, metavar="N", help="how many results --search prints; default 10")
     front = "with --search: print the Pareto front of step time and memory, and plot it to this file"
     parser.add_argument("--pareto", type=path("--pareto"), metavar="FILE.svg", help=front)
     parser.add_argument(

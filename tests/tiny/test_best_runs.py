@@ -231,5 +231,7 @@ def test_the_command_draws_the_front(tmp_path: Any, capsys: pytest.CaptureFixtur
     assert main([*words.split(), "--devices", "4", "--search", "--top", "2", "--pareto", str(picture)]) == 0
     assert "no configuration of the space is better in both than" in capsys.readouterr().out
     assert picture.read_text().count("<svg") == 1
-    for refused in (["--pareto", "x"], ["--devices", "4", "--search", "--software", "autoshard", "--pareto", "x"]):
+    for refused in (["--pareto", "x"], ["--devices", "4"], ["--top", "3"]):
         assert main([*words.split(), *refused]) == 2
+        assert f"{refused[0]} is for --search" in capsys.readouterr().err
+    assert main([*words.split(), "--devices", "4", "--search", "--software", "autoshard", "--pareto", "x"]) == 2
