@@ -8,6 +8,7 @@ from typing import Literal
 from autoshard.errors import UsageError
 from autoshard.program.step_check import MOST_PASSES
 from autoshard.step_corrections.software import PACKAGES
+from autoshard.units import counted
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "operators", "full"]
@@ -323,7 +324,8 @@ def _explicit_stages(model: Transformer, run: TrainingRun, chunks: int) -> list[
     return [
         (
             len(layers) in (0, chunks),
-            f"{message}: expected {chunks} numbers, one for each pipeline chunk, got {len(layers)}",
+            f"{message}: expected {counted(chunks, 'number')}, one for each chunk of pp {run.pp} x interleave "
+            f"{run.interleave}, got {len(layers)}",
         ),
         (
             not layers or sum(layers) == model.layers,
