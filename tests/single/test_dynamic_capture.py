@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,7 +109,9 @@ def test_a_branch_that_stays_on_one_side_is_none() -> None:
 def test_sizes_that_are_not_allowed_are_refused() -> None:
     graph = captured(spec("words"), {}, dynamic=(WORDS,))
     for sizes in ({"batch": 6}, {"batch": 64}, {"rows": 4}):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=r"try: --sizes batch=(8|32),sequence=64$"):
             resized(graph, sizes)
+    with pytest.raises(UserError, match="the plan has no dynamic sizes"):
+        resized(replace(graph, dynamic=()), {"batch": 4})
     with pytest.raises(CaptureError):
         capture(spec("fixed"), {}, dynamic=("sequence=12..24/6",))

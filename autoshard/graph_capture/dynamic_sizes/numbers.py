@@ -95,13 +95,14 @@ def resized(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     """`graph` with inputs of these dynamic sizes; those that are not named stay. UsageError for one that is not
     allowed."""
     current = sizes_of(graph)
+    if sizes and not current:
+        raise UsageError("the plan has no dynamic sizes", "leave --sizes out, or plan with --dynamic batch=8..512/8")
     for name, size in sizes.items():
         known = next((one for one in graph.dynamic if one.name == name), None)
         if known is None or not known.allows(size):
-            expected = known.words() if known else f"one of {', '.join(current) or 'no dynamic sizes'}"
-            raise UsageError(
-                f"{name} of {size}: expected {expected}", f"{name} of {known.least}" if known else "another name"
-            )
+            expected = known.words() if known else f"one of {', '.join(current)}"
+            allowed = [f"{one.name}={one.nearest((current | dict(sizes))[one.name])}" for one in graph.dynamic]
+            raise UsageError(f"{name} of {size}: expected {expected}", f"--sizes {','.join(allowed)}")
     wanted = current | dict(sizes)
     return graph if wanted == current else note_saved(at_sizes(graph, wanted))
 
