@@ -132,6 +132,12 @@ def test_the_command_runs_the_edited_file_and_exits_with_6(tmp_path: Path, capsy
     assert "NOT verified" in printed.out and "output loss on rank 0 in step 1: relative error" in printed.err
 
 
+def test_a_file_of_the_package_that_ends_the_program_is_named() -> None:
+    case, program, files = megatron_gpt2()
+    proof = check_files(case, program, files | {MODEL: files[MODEL] + "raise SystemExit(3)\n"})
+    assert re.search(r"model_parallel.py:\d+ `raise SystemExit\(3\)`: it ended the program", str(proof.failure))
+
+
 def test_an_edited_file_must_run_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mlp"
     plan_mlp(out)

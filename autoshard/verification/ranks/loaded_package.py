@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from autoshard.errors import CheckError
+from autoshard.graph_capture.tracing.source_lines import blame
 from autoshard.system.guard import guarded_folder
 
 _LOADING = threading.Lock()
@@ -117,6 +118,8 @@ def _private_imports(folder: Path) -> Iterator[None]:
         importlib.invalidate_caches()
         try:
             yield
+        except SystemExit as error:
+            raise ImportError(blame(error)) from error
         finally:
             sys.pycache_prefix = prefix
             sys.path.remove(str(folder.resolve()))
