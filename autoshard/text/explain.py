@@ -29,7 +29,7 @@ from autoshard.errors import NAMED, ROWS, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.formulation.planning_context import context_of
-from autoshard.ir.graph import Graph
+from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import OpPlan, Parts, Plan
 from autoshard.ir.problem import Problem
 from autoshard.program.lower import lower
@@ -52,6 +52,7 @@ from autoshard.text.plan_figures import certificate_rows
 from autoshard.text.stage_table import STEP_HEADER, step_cells
 from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
+from autoshard.whole_step_search.optimizer_shards import DECIDED as BY_ZERO
 
 _PARTS = ("compute", "repeated", "communication", "memory")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
@@ -228,9 +229,17 @@ def formulated(plan: Plan, graph: Graph, hardware: Hardware, wanted: Sequence[Pi
     there = {tensor.name for tensor in plan.parameters if tensor.layout.host}
     if on_host := offered(formulation, [*pins, *wanted], plan.capacity_bytes) | there:
         formulation = formulated_once(None, replace(context, on_host=on_host)).within(plan.capacity_bytes)
+    free = pinned_nodes(formulation, pins) | _stored_by_zero(plan, formulation)
     for name in _styles(plan):
-        formulation = in_style(formulation, name, pinned_nodes(formulation, pins))
+        formulation = in_style(formulation, name, free)
     return pinned(formulation, pins)
+
+
+def _stored_by_zero(plan: Plan, formulation: Formulation) -> set[int]:
+    """Nodes of weights, and of their casts, that ZeRO decided after the style."""
+    stored = {parameter.name for parameter in plan.parameters if parameter.decided_by == BY_ZERO}
+    stored |= {op.name for op in formulation.graph.ops if op.target == CAST and op.operands[0] in stored}
+    return {n for n, site in enumerate(formulation.sites) if site.name in stored}
 
 
 def _styles(plan: Plan) -> set[str]:

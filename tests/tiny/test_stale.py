@@ -12,6 +12,8 @@ from autoshard.cli import commands
 from autoshard.cluster.hardware import load_hardware, parse_hardware
 from autoshard.constraints.step_request import StepRequest
 from autoshard.errors import UserError
+from autoshard.estimate.transformer import Transformer
+from autoshard.estimate.transformer_graph import transformer_graph
 from autoshard.formulation.planning_context import PlanningContext
 from autoshard.html_report.page import warnings
 from autoshard.ir.graph import Graph
@@ -24,6 +26,7 @@ from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.text import explain, plan_diff, plan_summary
+from autoshard.workflow import make_plan
 from tests.graphs import mlp_graph
 from tests.slow import quick_at
 
@@ -39,6 +42,9 @@ MADE = {
     "micro-batches": lambda: search(
         GRAPH, HARDWARE, SearchRequest(MESH, strategy="dp", step=StepRequest(micro_batches=4))
     ),
+    "ZeRO 1 of dp": lambda: (
+        make_plan(GRAPH, HARDWARE, SearchRequest(MESH, strategy="dp", step=StepRequest(zero=1))).plan
+    ),
     "random": lambda: random_plan(PlanningContext(GRAPH, MESH, HARDWARE), 3),
 }
 
@@ -53,6 +59,12 @@ def test_nothing_has_changed_in_a_plan_just_made(name: str) -> None:
     parts = explained.total
     total = parts.compute_seconds + parts.communication_seconds + explained.outputs_seconds
     assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
+
+
+def test_casts_that_zero_moves_are_offered() -> None:
+    graph = transformer_graph(Transformer(1, 64, 4, 32, 256), 8, "bf16-mixed", "adamw").graph
+    plan = make_plan(graph, HARDWARE, SearchRequest(MESH, strategy="fsdp", step=StepRequest(zero=0))).plan
+    assert explain.explain(plan, graph, HARDWARE, None, None).notes == ()
 
 
 @pytest.fixture(scope="module")
