@@ -85,7 +85,7 @@ def _parts(op: OpPlan) -> list[list[str]]:
     rows = [["forward", format_seconds(op.forward_seconds, 3)], ["backward", format_seconds(op.backward_seconds, 3)]]
     parts = op.parts
     if parts.repeated_seconds:
-        rows.append(["of it repeated on other devices", format_seconds(parts.repeated_seconds, 3)])
+        rows.append(["of it replicated on other devices", format_seconds(parts.repeated_seconds, 3)])
     if parts.communication_seconds:
         rows.append(["communication for it", format_seconds(parts.communication_seconds, 3)])
     if parts.memory_bytes:

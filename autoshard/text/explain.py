@@ -27,7 +27,7 @@ from autoshard.constraints.pins import ON_HOST, Pin, parse_pin, parse_wants, sai
 from autoshard.costs.bands import COUNTS
 from autoshard.errors import NAMED, ROWS, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
-from autoshard.formulation.formulate import Formulation, Site
+from autoshard.formulation.formulate import TIE_SECONDS, Formulation, Site
 from autoshard.formulation.planning_context import context_of
 from autoshard.ir.graph import CAST, Graph
 from autoshard.ir.plan import OpPlan, Parts, Plan
@@ -54,7 +54,7 @@ from autoshard.text.tables import table, wrapped
 from autoshard.units import format_bytes, format_seconds, signed_seconds
 from autoshard.whole_step_search.optimizer_shards import DECIDED as BY_ZERO
 
-_PARTS = ("compute", "repeated", "communication", "memory")
+_PARTS = ("compute", "replicated", "communication", "memory")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=[. ]|$)")
 
 
@@ -352,7 +352,7 @@ def _costs(explained: Explained, width: int | None) -> list[str]:
     outputs = format_seconds(explained.outputs_seconds, 4)
     whole = explained.total.communication_seconds + explained.outputs_seconds
     summary = [(f"{len(hidden)} more", *_cells(_added(row.parts for row in hidden)))] if hidden else []
-    summary += [("outputs", "0 s", "0 s", outputs, "0 B")] if explained.outputs_seconds else []
+    summary += [("outputs", "0 s", "0 s", outputs, "0 B")] if explained.outputs_seconds > TIE_SECONDS else []
     summary += [("all choices", *_cells(replace(explained.total, communication_seconds=whole)))]
     rows = [_row_cells(row) for row in shown]
     wide = [(name, choice, *cells, *others) for name, choice, cells, others in rows]

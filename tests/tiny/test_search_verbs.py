@@ -316,9 +316,10 @@ def test_the_log_is_beside_the_plan(package: Path) -> None:
 def test_what_explain_prints_adds_up(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["explain", str(package / "plan.json")], capsys)
     assert code == 0
-    assert "all choices" in out and "predicted step" in out
+    assert "all choices" in out and "predicted step" in out and "outputs" not in out and "replicated " in out
     code, out, _ = run(["explain", str(package), "--json"], capsys)
     facts = json.loads(out)
+    assert 0 < facts["outputs_seconds"] < 1e-9, "what breaks ties is no communication"
     plan = plan_json.load(package / "plan.json")
     total = facts["total"]["compute_seconds"] + facts["total"]["communication_seconds"] + facts["outputs_seconds"]
     assert total == pytest.approx(plan.certificate.objective_seconds, rel=1e-9)
