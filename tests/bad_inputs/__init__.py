@@ -46,7 +46,9 @@ def build():
 """
 
 
-UNDER_WAY = ("capturing", "searching", "proving", "calibrating", "verifying", "simulating", "rendering", "comparing")
+UNDER_WAY = (
+    "capturing", "searching", "proving", "calibrating", "verifying", "simulating", "rendering", "comparing", "writing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
