@@ -5,14 +5,14 @@ A default that is right, and at worst slow or pessimistic, stands for whatever a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, Protocol
 
 from autoshard.rules.algebra.argument_rules import LocalAttribute, Localise, RuleFor
 from autoshard.rules.algebra.saved_for_backward import Saves, floating
-from autoshard.rules.algebra.variant_record import Holds, Keeps, Traffic
+from autoshard.rules.algebra.variant_record import Formulas, Holds, Keeps, Traffic, temporaries
 from autoshard.rules.algebra.view_strides import View
 
 
@@ -134,3 +134,9 @@ class Operator:
 def each(names: str, record: Operator) -> dict[str, Operator]:
     """Operators of ATen by these names, all with the same record."""
     return {f"aten.{name}": record for name in names.split()}
+
+
+def with_formulas(records: dict[str, Operator], formulas: Iterable[tuple[str, Formulas]]) -> dict[str, Operator]:
+    """The records; those of the operators named (a word each) with the `temporaries` of their backward."""
+    held = {f"aten.{name}": temporaries(each) for names, each in formulas for name in names.split()}
+    return {target: replace(known, holds=held.get(target, known.holds)) for target, known in records.items()}

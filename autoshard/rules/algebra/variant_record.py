@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autoshard.ir.graph import DTYPE_BYTES, Op
@@ -49,6 +49,7 @@ class KeptTensors:
 Traffic = Callable[[LocalOp], tuple[float, float]]
 Collectives = Callable[[Mesh, Op, LocalTensors, Layouts], Inside]
 Holds = Callable[[Mesh, Op, LocalTensors, Layouts, LocalTensors], Temporary]
+Formulas = Mapping[int, float]  # operand -> tensors that the formula of its gradient makes before this
 Keeps = Callable[[Mesh, Op, LocalTensors, Layouts, LocalTensors], KeptTensors]
 
 
@@ -103,3 +104,20 @@ def bytes_of(*tensors: LocalTensor | None) -> float:
 def wide_bytes(x: LocalTensor) -> float:
     """Bytes of `x` in float32 at least."""
     return float(x.numel * max(ACCUMULATED, DTYPE_BYTES[x.dtype]))
+
+
+def temporaries(formulas: Formulas, forward: float = 0.0) -> Holds:
+    """Tensors that formulas of backward (torch's derivatives.yaml) make on the way to the gradient of each operand, in
+    the order in which torch makes these (by name). Each is as large as the result, or as the operand where that is
+    larger. The gradient of an operand that was broadcast has that size, too: all are summed after the last formula.
+    An operand without a formula is handed the result's gradient. `forward`: as many tensors there."""
+
+    def rule(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+        gradients = {i: float(x.bytes) for i, x in enumerate(operands) if x is not None and x.requires_grad}
+        size = max((bytes_of(results[0]), *gradients.values()))
+        with_formula = [i for i in formulas if i in gradients]
+        peaks = [(before + 1 + formulas[i]) * size for before, i in enumerate(with_formula)]
+        peaks += [len(with_formula) * size + gradients[i] for i in with_formula if gradients[i] < size]
+        return Temporary(forward * size, max((0.0, *(peak - sum(gradients.values()) for peak in peaks))))
+
+    return rule

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from autoshard.ir.graph import Op, Tensor
 from autoshard.ir.local_op import LocalOp
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import OperatorCall, linear_factors
-from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, Work, each
+from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator, Work, each, with_formulas
 from autoshard.rules.algebra.saved_for_backward import (
     FACTORS,
     FIRST,
@@ -16,6 +17,7 @@ from autoshard.rules.algebra.saved_for_backward import (
     keeps,
     needs_grad,
 )
+from autoshard.rules.algebra.variant_record import Formulas, Layouts, LocalTensors, Temporary, temporaries
 from autoshard.rules.algebra.view_strides import same
 
 
@@ -63,6 +65,41 @@ def quotient_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 
 def power_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
     return ((0,), (), 0) if len(operands) == 1 else ((0, 1), (0,), 0)
+
+
+def power_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes in backward: grad * (n * x ** (n - 1)); of a tensor n, with the cases where n or x is 0."""
+    formulas = {0: 2.0} if len(operands) == 1 else {1: 3.25, 0: 4.25}
+    return temporaries(formulas)(mesh, op, operands, layouts, results)
+
+
+# The gradient of each operand by derivatives.yaml (g: the result's, y: the result), in the order in which torch makes
+# them, and how many tensors the formula makes before its result; one of booleans takes a quarter.
+FORMULAS: list[tuple[str, Formulas]] = [
+    ("clamp_max clamp_min", {0: 0.25}),  # where(x >= min, g, 0)
+    ("clamp", {0: 0.5}),  # where((x >= min).logical_and_(x <= max), g, 0)
+    ("abs cosh sin sinh lgamma", {0: 1}),  # g * cos(x)
+    ("exp2 expm1", {0: 1}),  # g * (y + 1)
+    ("log10 log1p log2 sqrt", {0: 1}),  # g / (2 * y)
+    ("copysign", {1: 0, 0: 1}),  # 0, g * (y / x)
+    ("nan_to_num", {0: 1.25}),  # g * (x.isinf() | x.isnan()).logical_not()
+    ("atan cos square tan", {0: 2}),  # g / (x * x + 1), g * -x.sin(), g * (2 * x ** 1), g * (1 + y ** 2)
+    ("reciprocal rsqrt", {0: 2}),  # -g * (y * y), -0.5 * g * y ** 3
+    ("asin", {0: 4}),  # g * (-x * x + 1).rsqrt()
+    ("erf erfc erfinv", {0: 4}),  # 2 / sqrt(pi) * exp(-(x ** 2)) * g
+    ("acos", {0: 5}),  # g * -(-x * x + 1).rsqrt()
+    ("mul", {1: 0, 0: 0}),  # g * x
+    ("where", {1: 0, 2: 0}),  # where(condition, g, 0)
+    ("div", {1: 3, 0: 0}),  # -g * ((x / y) / y), g / y
+    ("fmod remainder", {1: 2}),  # -g * x.div(y, rounding_mode=...)
+    ("maximum minimum", {1: 1.5, 0: 1.5}),  # where(x == y, g / 2, g).masked_fill_(x > y, 0)
+    ("xlogy", {1: 1, 0: 1.75}),  # g * x / y, xlogy(g, y).masked_fill((x == 0) & (y <= 0), 0)
+    ("logaddexp", {1: 3, 0: 3}),  # g / (1 + exp(y - x))
+    ("atan2", {0: 3, 1: 5}),  # g * (x / (x * x + y * y)), of both together
+    ("addcmul", {1: 1, 2: 1}),  # g * (y * value)
+    ("addcdiv", {1: 1, 2: 4}),  # g * (value / z), -g * (value * y / (z * z))
+    ("lerp", {1: 0, 0: 1, 2: 1}),  # g * weight, g * (1 - weight), g * (end - x)
+]
 
 
 def sum_traffic(op: LocalOp) -> tuple[float, float]:
@@ -119,7 +156,8 @@ OPERATORS: dict[str, Operator] = {
     "aten.clamp_max": Operator(rule=elementwise),
     "aten.clamp_min": Operator(rule=elementwise, spelling="{0}.clamp(min={min})"),
     "aten.clone": Operator(rule="... -> ... | linear: 0", spelling="{0}.clone()", keeps_name=True, moves=True),
-    **each("copysign hardshrink isclose isin lgamma logaddexp", Operator(in_torch=True)),
+    "aten.copysign": Operator(saves=keeps(0, results=(0,)), in_torch=True),
+    **each("hardshrink isclose isin lgamma logaddexp", Operator(in_torch=True)),
     "aten.cos": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.cos()"),
     "aten.cosh": Operator(autocast="high", spelling="{0}.cosh()"),
     "aten.detach": Operator(
@@ -137,8 +175,8 @@ OPERATORS: dict[str, Operator] = {
     "aten.erf": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.erf()"),
     "aten.erfinv": Operator(autocast="high", in_torch=True),
     "aten.exp": Operator(rule=elementwise, saves=RESULT, autocast="high", order="operand", spelling="{0}.exp()"),
-    "aten.exp2": Operator(spelling="{0}.exp2()"),
-    "aten.expm1": Operator(rule=elementwise, autocast="high", spelling="{0}.expm1()"),
+    "aten.exp2": Operator(saves=RESULT, spelling="{0}.exp2()"),
+    "aten.expm1": Operator(rule=elementwise, saves=RESULT, autocast="high", spelling="{0}.expm1()"),
     "aten.fill": Operator(rule=fill, in_torch=True),
     "aten.floor": Operator(rule=elementwise, spelling="{0}.floor()"),
     "aten.floor_divide": Operator(rule=elementwise, infix="//"),
@@ -180,7 +218,9 @@ OPERATORS: dict[str, Operator] = {
     "aten.ne": Operator(rule=elementwise, infix="!="),
     "aten.neg": Operator(rule="... -> ... | linear: 0", saves=NOTHING, order="operand", spelling="-{0}"),
     "aten.positive": Operator(rule="... -> ... | linear: 0", in_torch=True),
-    "aten.pow": Operator(rule=elementwise, saves=power_saves, autocast="high", order="operand", infix="**"),
+    "aten.pow": Operator(
+        rule=elementwise, saves=power_saves, holds=power_holds, autocast="high", order="operand", infix="**"
+    ),
     "aten.reciprocal": Operator(rule=elementwise, saves=RESULT, autocast="high", spelling="{0}.reciprocal()"),
     "aten.relu": Operator(
         rule=elementwise, saves=RESULT, order="operand", bandwidth="elementwise", spelling="F.relu({0})"
@@ -209,7 +249,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.sub": Operator(
         rule=add, saves=NOTHING, order="operand", bandwidth="elementwise", traffic=sum_traffic, infix="-"
     ),
-    "aten.tan": Operator(rule=elementwise, autocast="high", spelling="{0}.tan()"),
+    "aten.tan": Operator(rule=elementwise, saves=RESULT, autocast="high", spelling="{0}.tan()"),
     "aten.tanh": Operator(
         rule=elementwise, saves=RESULT, order="operand", bandwidth="activation", spelling="{0}.tanh()"
     ),
@@ -227,3 +267,4 @@ OPERATORS: dict[str, Operator] = {
     "aten.trunc": Operator(rule=elementwise, spelling="{0}.trunc()"),
     "aten.where": Operator(rule=where, saves=FIRST, order="operand", spelling=spell_where),
 }
+OPERATORS = with_formulas(OPERATORS, FORMULAS)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall, linear_factors
 from autoshard.rules.algebra.float8_products import FLOAT8, holds
 from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
-from autoshard.rules.algebra.saved_for_backward import FACTORS, product
+from autoshard.rules.algebra.saved_for_backward import FACTORS, RESULT, product
+from autoshard.rules.algebra.variant_record import temporaries
 
 
 def matmul(call: OperatorCall) -> str:
@@ -120,7 +121,10 @@ OPERATORS: dict[str, Operator] = {
     "aten.matmul": Operator(
         rule=matmul, saves=FACTORS, autocast="low", traced_as=("mm", "bmm"), work=MATMUL, infix="@"
     ),
-    "aten.outer": Operator(rule=outer, saves=FACTORS, in_torch=True),
+    "aten.outer": Operator(holds=temporaries({1: 0, 0: 0}), rule=outer, saves=FACTORS, in_torch=True),
+    "aten.linalg_cholesky": Operator(saves=RESULT, holds=temporaries({0: 3})),
+    "aten.linalg_inv": Operator(saves=RESULT, holds=temporaries({0: 2}, 1)),
+    "aten.linalg_slogdet": Operator(holds=temporaries({0: 1})),
     "aten.mm": Operator(rule="m k, k n -> m n | sum: k", saves=FACTORS, autocast="low", work=MATMUL, infix="@"),
     "aten.mv": Operator(rule="m k, k -> m | sum: k", autocast="low", infix="@"),
     "aten.tensordot": Operator(autocast="widest"),

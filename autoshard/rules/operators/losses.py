@@ -31,6 +31,7 @@ from autoshard.rules.algebra.variant_record import (
     bytes_of,
     first,
     shards,
+    temporaries,
     wide_bytes,
 )
 
@@ -269,11 +270,17 @@ OPERATORS: dict[str, Operator] = {
         split_words={(0, 1): "vocabulary-parallel"},
         chooses="classes",
     ),
-    **each("hinge_embedding_loss kl_div margin_ranking_loss", Operator(rule=elementwise, autocast="high")),
+    **each("hinge_embedding_loss margin_ranking_loss", Operator(rule=elementwise, autocast="high")),
+    "aten.kl_div": Operator(rule=elementwise, autocast="high", holds=temporaries({0: 2, 1: 3.75}, 2)),
     "aten.huber_loss": Operator(
         rule=elementwise, autocast="high", spelling="F.huber_loss({0}, {1}<reduction='mean'><delta=1.0>)"
     ),
-    "aten.l1_loss": Operator(rule=elementwise, autocast="high", spelling="F.l1_loss({0}, {1}<reduction='mean'>)"),
+    "aten.l1_loss": Operator(
+        holds=temporaries({0: 2, 1: 0}, 1),
+        rule=elementwise,
+        autocast="high",
+        spelling="F.l1_loss({0}, {1}<reduction='mean'>)",
+    ),
     "aten.mse_loss": Operator(
         rule=mse, saves=keeps(0, 1), autocast="high", spelling="F.mse_loss({0}, {1}<reduction='mean'>)"
     ),

@@ -13,9 +13,9 @@ from autoshard.rules.algebra.argument_rules import (
     replaced,
     term,
 )
-from autoshard.rules.algebra.operator_record import Operator, each
-from autoshard.rules.algebra.saved_for_backward import NOTHING
-from autoshard.rules.algebra.variant_record import OperatorVariant
+from autoshard.rules.algebra.operator_record import Operator, each, with_formulas
+from autoshard.rules.algebra.saved_for_backward import NOTHING, keeps
+from autoshard.rules.algebra.variant_record import Formulas, OperatorVariant, temporaries
 from autoshard.rules.operators.normalisation import over_dim
 
 
@@ -87,6 +87,15 @@ def localise_mean(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {"dim": call.dims(), "keepdim": bool(call.get("keepdim")), "count": count}, ()
 
 
+FORMULAS: list[tuple[str, Formulas]] = [  # as in elementwise.py
+    ("linalg_vector_norm norm std var", {0: 1}),  # x * (g / y), 2 / n * g * (x - x.mean())
+    ("std_mean var_mean", {0: 2}),  # of both results
+    ("amax amin", {0: 1.25}),  # (x == y) * (g / (x == y).sum())
+    ("cumsum", {0: 2}),  # g.flip().cumsum().flip()
+    ("prod", {0: 5.25}),  # where x has zeros: products of those before and of those after
+    ("logcumsumexp", {0: 7}),  # of positive and negative g: (log(g) - y).flip().logcumsumexp().flip() + x
+    ("cumprod", {0: 7.75}),  # where x has zeros: sums of y * g up to the first, and between the first and the next
+]
 OPERATORS: dict[str, Operator] = {
     "aten.all": Operator(rule=whole_over, spelling="{0}.all(<@dim><keepdim=False>)", dims="dim"),
     "aten.amax": Operator(rule=whole_over, spelling="{0}.amax({dim}<keepdim=False>)", dims="dim"),
@@ -101,7 +110,11 @@ OPERATORS: dict[str, Operator] = {
     "aten.cummax": Operator(rule=over_dim, in_torch=True, dims="dim"),
     **each("cummin kthvalue median mode nansum std_mean var_mean", Operator(in_torch=True, dims="dim")),
     "aten.cumprod": Operator(
-        rule=over_dim, autocast="high_by_default", spelling="{0}.cumprod({dim}<dtype>)", dims="dim"
+        rule=over_dim,
+        saves=keeps(0, results=(0,)),
+        autocast="high_by_default",
+        spelling="{0}.cumprod({dim}<dtype>)",
+        dims="dim",
     ),
     "aten.cumsum": Operator(
         rule=cumulative,
@@ -116,9 +129,13 @@ OPERATORS: dict[str, Operator] = {
     "aten.linalg_matrix_norm": Operator(autocast="high_by_default"),
     "aten.linalg_norm": Operator(autocast="high_by_default"),
     "aten.linalg_vector_norm": Operator(rule=whole_over, autocast="high_by_default", dims="dim"),
-    "aten.logcumsumexp": Operator(rule=over_dim, in_torch=True, dims="dim"),
+    "aten.logcumsumexp": Operator(rule=over_dim, saves=keeps(0, results=(0,)), in_torch=True, dims="dim"),
     "aten.logsumexp": Operator(
-        rule=whole_over, autocast="high", spelling="{0}.logsumexp({dim}<keepdim=False>)", dims="dim"
+        holds=temporaries({0: 2}, 1),
+        rule=whole_over,
+        autocast="high",
+        spelling="{0}.logsumexp({dim}<keepdim=False>)",
+        dims="dim",
     ),
     "aten.max": Operator(rule=whole_over_one, in_torch=True, dims="dim"),
     "aten.mean": Operator(rule=mean, saves=NOTHING, spelling="{0}.mean(<@dim><keepdim=False><dtype>)", dims="dim"),
@@ -141,6 +158,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.triu": Operator(rule=triangle, spelling="{0}.triu(<@diagonal=0>)"),
     "aten.var": Operator(rule=whole_over, in_torch=True, dims="dim"),
 }
+OPERATORS = with_formulas(OPERATORS, FORMULAS)
 VARIANTS: dict[str, OperatorVariant] = {
     "parallel_mean": OperatorVariant(localise=localise_mean),
 }

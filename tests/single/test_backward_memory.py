@@ -1,0 +1,118 @@
+"""What the formulas of backward take while they run, by torch's allocator, against `costs.temporaries`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from autoshard.costs.temporaries import temporary
+from autoshard.ir.layout import Layout
+from autoshard.ir.local_op import LocalTensor
+from autoshard.ir.mesh import Mesh
+from autoshard.rules.operators.elementwise import FORMULAS
+from autoshard.rules.proof.case_text import Shape, case, case_id
+from autoshard.rules.proof.operator_call import call
+from autoshard.rules.proof.rule_proof import OpCase, Operand
+from tests.rule_graphs import one_op
+
+WIDE, ROW = (16, 512, 8), (8,)
+ATTRIBUTES: dict[str, dict[str, object]] = {
+    "addcdiv": {"value": 2}, "addcmul": {"value": 2}, "clamp": {"min": 0.6, "max": 0.9}, "clamp_max": {"max": 0.9},
+    "clamp_min": {"min": 0.6}, "nan_to_num": {"nan": None, "posinf": None, "neginf": None},
+}  # fmt: skip
+OF_TENSORS = {"copysign": 2, "where": 3, "lerp": 3, "addcmul": 3, "addcdiv": 3}
+ONE_DIM = {"dim": (1,), "keepdim": False}
+
+
+def unit(*shapes: Shape, gradients: str = "111") -> tuple[Operand, ...]:
+    """Between 0 and 1, with a gradient where it says 1 and booleans where it says b."""
+    facts = zip(shapes, gradients, strict=False)
+    return tuple(
+        Operand(s, "bool") if g == "b" else Operand(s, "float32", gradient=g == "1", unit=True) for s, g in facts
+    )
+
+
+def elementwise() -> list[OpCase]:
+    cases = []
+    for names, formulas in FORMULAS:
+        for name in names.split():
+            count = OF_TENSORS.get(name, 1 if max(formulas) == 0 else 2)
+            first = "b" if name == "where" else "1"
+            shapes = [(WIDE,) * count] + ([(*(WIDE,) * (count - 1), ROW)] if count > 1 and name != "copysign" else [])
+            needed = [first + "1" * (count - 1)]
+            if count > 1:
+                needed += [
+                    first.replace("1", "0") + "".join("01"[i == j] for i in range(1, count)) for j in range(1, count)
+                ]
+            pairs = [(shapes[0], n) for n in needed] + [(s, needed[0]) for s in shapes[1:]]
+            cases += [case(f"aten.{name}", unit(*s, gradients=n), **ATTRIBUTES.get(name, {})) for s, n in pairs]  # type: ignore[arg-type]
+    return cases
+
+
+OTHERS = [
+    *(case("aten.pow", unit(WIDE), exponent=exponent) for exponent in (0.5, 2, 3.0, -1)),
+    *(case("aten.pow", unit(WIDE, WIDE, gradients=needed)) for needed in ("11", "10", "01")),
+    *(case(f"aten.{name}", unit(WIDE), **ONE_DIM) for name in ("amax", "amin", "logsumexp")),
+    *(case(f"aten.{name}", unit(WIDE), correction=1, **ONE_DIM) for name in ("std", "var", "std_mean", "var_mean")),
+    *(case(f"aten.{name}", unit(WIDE), dim=1, dtype=None) for name in ("cumsum", "cumprod")),
+    case("aten.prod", unit(WIDE), dim=1, keepdim=False, dtype=None),
+    case("aten.logcumsumexp", unit(WIDE), dim=1),
+    case("aten.norm", unit(WIDE), p=2, **ONE_DIM),
+    case("aten.linalg_vector_norm", unit(WIDE), ord=2, dtype=None, **ONE_DIM),
+    case("aten.outer", unit((256,), (256,))),
+    *(case(f"aten.linalg_{name}", unit((8, 64, 64))) for name in ("cholesky", "inv", "slogdet")),
+    *(case("aten.l1_loss", unit(WIDE, WIDE, gradients="10"), reduction=mean) for mean in (0, 1)),
+    *(case("aten.kl_div", unit(WIDE, WIDE, gradients=n), reduction=1, log_target=False) for n in ("10", "11")),
+]
+LESS = {"addcdiv", "atan2", "l1_loss", "kl_div"}  # where one operand needs none, or is a row
+
+
+@pytest.mark.parametrize("one", [*elementwise(), *OTHERS], ids=case_id)
+def test_backward_takes_what_is_said(one: OpCase) -> None:
+    """Never more than is said; nor less, of operands, results and their gradients together, by more than 5 %."""
+    torch.manual_seed(0)
+    tensors = [tensor_of(operand, one.target) for operand in one.operands if operand]
+    output = call(one.target, tensors, dict(one.attributes))
+    results = [y for y in (output if isinstance(output, list | tuple) else [output]) if y.requires_grad]
+    shapes = [[tuple(x.shape) for x in each] for each in (tensors, results)]
+    _, op = one_op(one.target, list(shapes[0]), shapes[1], **dict(one.attributes))
+    operands, made = (tuple(map(local, each)) for each in (tensors, results))
+    layouts = (Layout.parse("R"),) * len(operands)
+    said = temporary(Mesh.parse("dp=1"), op, "", operands, layouts, made).backward
+    around = sum(x.bytes * (1 + x.requires_grad) for x in (*operands, *made))
+    inputs, gradients = [x for x in tensors if x.requires_grad], [torch.rand_like(y) for y in results]
+    found = peak(lambda: torch.autograd.grad(results, inputs, gradients)) - sum(x.nbytes for x in inputs)
+    assert found <= said + 0.01 * around
+    if one.target.partition(".")[2] not in LESS:
+        assert around + said <= 1.05 * (around + found)
+
+
+def local(x: torch.Tensor) -> LocalTensor:
+    return LocalTensor(tuple(x.shape), str(x.dtype).partition(".")[2], x.requires_grad)
+
+
+def tensor_of(operand: Operand, target: str) -> torch.Tensor:
+    if operand.dtype == "bool":
+        return torch.rand(operand.shape) < 0.5
+    x = torch.rand(operand.shape) * 0.5 + 0.25
+    if target in ("aten.prod", "aten.cumprod"):
+        x[0, 3] = 0.0  # backward takes another way
+    if "linalg_" in target and "norm" not in target:
+        x = x @ x.mT + 9 * torch.eye(operand.shape[-1])
+    return x.requires_grad_(operand.gradient)
+
+
+def peak(run: Callable[[], object]) -> int:
+    """Most bytes that are given and not yet taken back, while the results are held."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as taken:
+        kept = run()
+    del kept
+    events = [event for event in taken.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()
+        most = max(most, total)
+    return most
