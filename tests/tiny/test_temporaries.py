@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoshard.costs.temporaries import saved_difference, temporary
@@ -40,3 +42,12 @@ def test_attention_keeps_the_keys_that_it_gathers_and_its_mask(causal: bool) -> 
     _, op = one_op("aten.scaled_dot_product_attention", [*whole], [whole[0]], is_causal=causal)
     saved = saved_difference(Mesh.parse("sp=2"), op, "parallel_attention", (q, k, k), (Layout.parse("S2"),) * 3, (q,))
     assert saved.without == (1, 2) and saved.more_bytes == 2 * k.bytes + causal * 4 * 12 * 2
+
+
+def test_a_tensor_multiplied_by_itself_has_two_gradients_before_their_sum() -> None:
+    x = LocalTensor((4, 8), "float32", True)
+    _, op = one_op("aten.mul", [x.shape, x.shape], [x.shape])
+    for names, more in ((("x0", "x1"), 0), (("x0", "x0"), x.bytes)):
+        same = replace(op, operands=names)
+        held = temporary(Mesh.parse("dp=1"), same, "", (x, x), (Layout.parse("R"),) * 2, (x,))
+        assert held == Temporary(0.0, more)

@@ -118,6 +118,7 @@ def temporaries(formulas: Formulas, forward: float = 0.0) -> Holds:
         with_formula = [i for i in formulas if i in gradients]
         peaks = [(before + 1 + formulas[i]) * size for before, i in enumerate(with_formula)]
         peaks += [len(with_formula) * size + gradients[i] for i in with_formula if gradients[i] < size]
-        return Temporary(forward * size, max((0.0, *(peak - sum(gradients.values()) for peak in peaks))))
+        counted = sum({op.operands[i]: size for i, size in gradients.items()}.values())  # of x * x one, the sum of both
+        return Temporary(forward * size, max((0.0, *(peak - counted for peak in peaks))))
 
     return rule

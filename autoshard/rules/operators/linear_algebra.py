@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
 from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall, linear_factors
 from autoshard.rules.algebra.float8_products import FLOAT8, holds
 from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
-from autoshard.rules.algebra.saved_for_backward import FACTORS, RESULT, product
+from autoshard.rules.algebra.saved_for_backward import FACTORS, RESULT, Kept, Operands, product
 from autoshard.rules.algebra.variant_record import temporaries
 
 
@@ -49,6 +50,13 @@ LINEAR = Product((0, 1), 2, (0, -1))
 FLOAT8_LINEAR = replace(LINEAR, cast_to=FLOAT8)
 MATMUL = Product((0, 1), None, (0, -1))
 ADDMM = Product((1, 2), 0, (1, -1))
+
+
+def determinant_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """Also the LU factors, of the size of the matrix."""
+    matrix = operands[0]
+    assert matrix is not None
+    return (0,), (0,), matrix.numel * DTYPE_BYTES[matrix.dtype]
 
 
 def outer(call: OperatorCall) -> str:
@@ -124,7 +132,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.outer": Operator(holds=temporaries({1: 0, 0: 0}), rule=outer, saves=FACTORS, in_torch=True),
     "aten.linalg_cholesky": Operator(saves=RESULT, holds=temporaries({0: 3})),
     "aten.linalg_inv": Operator(saves=RESULT, holds=temporaries({0: 2}, 1)),
-    "aten.linalg_slogdet": Operator(holds=temporaries({0: 1})),
+    "aten.linalg_slogdet": Operator(saves=determinant_saves, holds=temporaries({0: 1})),
     "aten.mm": Operator(rule="m k, k n -> m n | sum: k", saves=FACTORS, autocast="low", work=MATMUL, infix="@"),
     "aten.mv": Operator(rule="m k, k -> m | sum: k", autocast="low", infix="@"),
     "aten.tensordot": Operator(autocast="widest"),
