@@ -266,9 +266,17 @@ def penalties() -> None:
         total = penalty(each)
         return cross_entropy(each(x), t) + total
 
-    for strategy, mesh in (("dp", "dp=4"), ("megatron", "dp=2,tp=2"), ("fsdp", "dp=4"), ("random:3", "dp=2,tp=2")):
+    def together(each: Any) -> Tensor:
+        return cross_entropy(each(x), t) + penalty(each)
+
+    for strategy, mesh, losses in (
+        ("megatron", "dp=2,tp=2", (before, after, together)),
+        ("fsdp", "dp=4", (after,)),
+        ("random:3", "dp=2,tp=2", (together,)),
+        ("dp", "dp=4", (before,)),
+    ):
         plan = autoshard.plan(model, x, hardware="a100-80g-sxm", mesh=mesh, strategy=strategy)
-        for loss in (before, after, lambda each: cross_entropy(each(x), t) + penalty(each)):
+        for loss in losses:
             split = autoshard.parallelize(model, plan)
             follows(copy.deepcopy(model), split, loss)
     doubled = {name: 2 * value for name, value in split.named_parameters()}
