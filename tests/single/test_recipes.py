@@ -243,12 +243,17 @@ class Momentum(nn.Module):
         self.copied = copy.deepcopy(self.table)
         self.other, self.scaled = nn.Linear(6, 6), nn.Linear(6, 6)
         self.scaled.weight.data = 2 * self.student.weight.data
+        both = torch.randn(12, 6)
+        self.upper, self.lower = nn.Parameter(both[:6].clone()), nn.Parameter(both[6:].clone())
+        self.turned = nn.Parameter(self.student.weight.detach().t().contiguous())
+        self.halved = nn.Embedding(9, 6, padding_idx=1)
+        self.halved.weight.data.mul_(0.5)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.student(x) + self.loaded(x) + x @ self.taken.weight + self.other(x) + self.normed(x) + self.scaled(x)
         y = y + self.table.weight[:2] + self.copied.weight[:2] + self.early.weight[:2] + self.later(x)
-        return y.square().sum()
+        return (y + x @ (self.upper + self.lower + self.turned) + self.halved.weight[:2]).square().sum()
 
 
 def momentum() -> tuple[nn.Module, tuple[Tensor]]:
@@ -271,6 +276,8 @@ def test_copies_of_random_numbers_start_as_copies(tmp_path: Path) -> None:
     first = values["student.weight"]
     assert torch.equal(values["loaded.weight"], first) and torch.equal(values["taken.weight"], first)
     assert torch.equal(values["copied.weight"], values["table.weight"]) and not values["table.weight"][2].any()
+    assert not torch.equal(values["upper"], values["lower"]) and not torch.equal(values["turned"], first)
+    assert not values["halved.weight"][1].any() and values["halved.weight"][2].all()
     for name in ("other", "later", "table", "early"):
         twins = [other for other, x in values.items() if torch.equal(x, values[f"{name}.weight"])]
         assert twins == [f"{name}.weight", *(["copied.weight"] if name == "table" else [])], twins

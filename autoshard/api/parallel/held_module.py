@@ -45,7 +45,7 @@ class HeldModule(nn.Module):
                 raise UsageError(message, "unfreeze it before planning")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Takes whole tensors, which every rank gives, beside parts; the last argument are the errors."""
+        """Takes whole tensors, which every rank gives, as well as parts; the last argument are the errors."""
         for name, held in (*self._parameters.items(), *self._buffers.items()):
             whole = state_dict.get(prefix + name)
             if not isinstance(held, DTensor) or not isinstance(whole, Tensor) or isinstance(whole, DTensor):

@@ -93,7 +93,7 @@ class CallRecorder:
         if len(written) > 1 or func.overloadpacket.__name__ not in _FILLS:
             return _Step(None, (), read, changed, "change")
         others = frozenset(self._storage(tensor) for tensor in inputs if tensor is not written[0])
-        return _Step(None, (), others, changed, "cover" if _is_whole(written[0]) else "fill")
+        return _Step(None, (), others, changed, "cover" if is_whole(written[0]) else "fill")
 
     def _source(self, name: Attribute, copy: torch.Tensor, source: torch.Tensor) -> tuple[str, int] | None:
         alike = copy.dtype == source.dtype and copy.shape == source.shape
@@ -304,7 +304,7 @@ def _takes_dtype(func: Any) -> bool:
     return any(a.name == "dtype" for a in func._schema.arguments)
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: torch.Tensor) -> bool:
     return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autoshard.graph_capture.constructor.call_recorder import CallRecorder
+from autoshard.graph_capture.constructor.call_recorder import CallRecorder, is_whole
 from autoshard.graph_capture.constructor.strided import refuse_sparse
 from autoshard.graph_capture.tracing.source_lines import here
 from autoshard.ir.graph import RecipeCall
@@ -92,7 +92,7 @@ class InitWatcher(TorchDispatchMode):
         """Equal for two tensors of one shape with the same random numbers; None for constants, or if not known."""
         _, init, draw = self.known.get(_storage(tensor), (None, (), 0))
         if init and _storage(tensor) not in self.partly:
-            return None if init[0] == "constant" else draw
+            return (draw, tensor.stride()) if init[0] != "constant" and is_whole(tensor) else None
         numbers, reference = self.recorder.origin(tensor)
         return (tuple(numbers), reference) if numbers else None
 
@@ -107,21 +107,23 @@ class InitWatcher(TorchDispatchMode):
         mutates = schema.is_mutable
         if not mutates and any(r.alias_info is not None for r in schema.returns):
             return  # a view: same storage, nothing new
-        if mutates and result.numel() * result.element_size() != result.untyped_storage().nbytes():
+        if mutates and not is_whole(result):
             self.partly.add(_storage(result))  # such as an embedding's padding row
             return
-        self.partly.discard(_storage(result))
         name = func.overloadpacket.__name__
         arguments = {a.name: a.default_value for a in schema.arguments} | dict(
             zip((a.name for a in schema.arguments), args, strict=False)
         ) | kwargs  # fmt: skip
         start = _STARTS.get(name)
         before: tuple[Any, Init, int] = (None, (), 0)
+        source = result
         if args and isinstance(args[0], torch.Tensor):
             source = args[1] if len(args) > 1 and isinstance(args[1], torch.Tensor) else args[0]
             before = before if _storage(source) in self.partly else self.known.get(_storage(source), before)
         init = start(arguments) if start else _changed(name.rstrip("_"), before[1], arguments)
-        draw = before[2] if name.rstrip("_") in _COPIES and not start else next(self.draws)
+        copied = name.rstrip("_") in _COPIES and is_whole(source) and source.stride() == result.stride()
+        draw = before[2] if copied else next(self.draws)  # a part of a tensor, or its transpose, is no copy
+        self.partly.discard(_storage(result))
         self.known[_storage(result)] = (result.untyped_storage(), init, draw)
 
 
