@@ -1,4 +1,4 @@
-"""Steps of Megatron-LM on A100 beside what is predicted: vTrain's on 2 to 512, and BLOOM's plans.
+"""Steps of Megatron-LM on A100 compared with what is predicted: vTrain's on 2 to 512, and BLOOM's plans.
 
 Nothing is fitted on the multi-node rows and BLOOM's. On the single-node rows two numbers of the host (seconds of
 dispatch per operator, and of idling per layer) are fitted to 20 runs drawn by seed, ten times; the error is on the
@@ -207,7 +207,7 @@ def _split(run: TrainingRun) -> str:
 
 
 def _chosen_freely(rows: Sequence[Step], each: np.ndarray, real: np.ndarray) -> Figures:
-    """The best of all plans of that space, beside the fastest of those that were measured: seconds a sequence."""
+    """The best of all plans of that space and the fastest of those that were measured: seconds a sequence."""
     fastest = int(real.argmin())
     row, batch = rows[fastest], rows[fastest].run.batch
     result = best_runs(RunSpace(row.model, row.run, row.run.devices, AS_RUN), row.hardware, 1)
@@ -227,14 +227,14 @@ def _chosen_freely(rows: Sequence[Step], each: np.ndarray, real: np.ndarray) -> 
 
 
 def _out_of_memory(everything: Sequence[Step]) -> Figures:
-    """Which plans are predicted not to fit, beside those that ran out."""
+    """Which plans are predicted not to fit, and those that ran out."""
     room = load_hardware(runs.BLOOM_CLUSTER).usable_memory_bytes
     plans = [(row.full, runs.predicted_of(row).memory.peak > room) for row in everything]
     return {"ran_out": [over for full, over in plans if full], "fitted": [over for full, over in plans if not full]}
 
 
 def _reported_memory(rows: Sequence[Step]) -> list[Cells]:
-    """What the source reports, beside what is predicted, with Megatron's states and with DeepSpeed's."""
+    """What the source reports and what is predicted, with Megatron's states and with DeepSpeed's."""
     groups: dict[str, list[Step]] = {"fp16, fitted": [], "fp16, **held out**": [], "bf16, **held out**": []}
     for row in rows:
         seen = (row.run.precision, row.model.hidden) == SEEN and row.run.zero == 1

@@ -1,4 +1,4 @@
-"""Published training steps as runs of `autoshard estimate`, and beside what it predicts: what all tables share.
+"""Published training steps as runs of `autoshard estimate`, and what it predicts: what all tables share.
 
 What stands in papers and READMEs is in `published_runs.toml`; tables of measurements are read from a folder, and
 nothing of them is in this repository. What a source leaves out is assumed, and said here.
@@ -317,7 +317,7 @@ def mindspeed(data: Path, software: str = ASCEND) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# --- beside what `autoshard estimate` predicts ------------------------------------------------------------------------
+# --- compared with what `autoshard estimate` predicts -----------------------------------------------------------------
 
 
 @lru_cache(maxsize=65536)
