@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel
 
 from autoshard.emit.initial_file import _value, initial_file
 from autoshard.errors import InvalidFileError
@@ -283,6 +284,33 @@ def test_copies_of_random_numbers_start_as_copies(tmp_path: Path) -> None:
         assert twins == [f"{name}.weight", *(["copied.weight"] if name == "table" else [])], twins
     assert not torch.equal(values["scaled.weight"], 2 * first)
     assert len(graph.assumed) == 1 and graph.assumed[0].startswith("early.weight and 1 more, which the constructor")
+
+
+class Distilled(nn.Module):
+    """A teacher that is copied from a model of the library, which initialises on meta later than the copy was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = BertConfig(
+            num_hidden_layers=1, hidden_size=8, num_attention_heads=2, intermediate_size=8, vocab_size=9
+        )
+        self.student = BertModel(config, add_pooling_layer=False)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.student(ids)[0] - self.teacher(ids)[0] + self.student(ids)[0].square()).mean()
+
+
+def distilled() -> tuple[nn.Module, tuple[Tensor]]:
+    return Distilled(), (torch.randint(0, 9, (2, 4)),)
+
+
+def test_a_copy_of_a_model_of_the_library_stays_one() -> None:
+    inits = {one.path: one.init for one in capture(f"{__file__}:distilled", {}).parameters}
+    random = [path for path, init in inits.items() if path.startswith("student.") and init[0] != "constant"]
+    assert len(random) == 9 and "student.embeddings.word_embeddings.weight" in random
+    for path in random:
+        assert inits[path][-1] == inits[path.replace("student", "teacher")][-1] == path
 
 
 @pytest.mark.parametrize(

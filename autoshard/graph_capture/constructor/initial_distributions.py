@@ -179,9 +179,18 @@ def _shifted(kind: str, values: list[float], offset: float) -> Init:
 
 
 def watch_library_init(model: torch.nn.Module, watcher: InitWatcher) -> None:
-    """Runs the initialisation that transformers leaves out on meta: its models one by one, inner ones first."""
+    """Runs the initialisation that transformers leaves out on meta: its models one by one, inner ones first. What the
+    constructor copied before stays a copy."""
+    firsts: dict[object, torch.Tensor] = {}
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for parameter in (p for p in model.parameters() if p.is_meta):
+        if (draw := watcher.draw_of(parameter)) is not None:
+            first = firsts.setdefault((draw, parameter.shape, parameter.dtype), parameter)
+            copies += [(parameter, first)] if first is not parameter else []
     with watcher, torch.no_grad():
         for module in reversed(list(model.modules())):
             run = getattr(module, "initialize_weights", None)
             if callable(run) and hasattr(module, "_init_weights") and any(p.is_meta for p in module.parameters()):
                 run()
+        for parameter, first in copies:
+            parameter.copy_(first)
