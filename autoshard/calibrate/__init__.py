@@ -1,4 +1,4 @@
-"""Fits the constants of the cost formulas to measurements, and writes them to `costmodels/`."""
+"""Fits the constants of a cost model to measurements, and writes it."""
 
 from autoshard.calibrate.fitted_models import Attention, Collectives, Products, Rows
 from autoshard.calibrate.least_squares import Fitted, cross_validate, fit
