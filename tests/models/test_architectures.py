@@ -22,13 +22,14 @@ from benchmarks.architecture_row import QUICK as QUICK_EXTENT
 from benchmarks.architecture_row import STAGES, Extent, Row, measure, plans, verify
 from benchmarks.architectures import HEADER, cells, counts, page
 from tests.models import NAMES, missing_library
-from tests.slow import quick, slow
+from tests.slow import slow
 
 ONE_RANDOM = Extent("one", ("dp=2,tp=2",), (3,), ())
 QUICK = ("llama", "bert", "t5", "vit", "resnet")
 
 
-@pytest.mark.parametrize("name", quick(QUICK, ("llama",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
 def test_trains_and_infers_the_same(name: str) -> None:
     row = verify(Row(name), ONE_RANDOM)
     assert row.all_verified, row.reasons

@@ -114,7 +114,8 @@ def test_without_all_to_all(model: str) -> None:
     assert proof.passed, proof.failure
 
 
-@pytest.mark.parametrize("mesh", quick(MESHES, ("dp=2,tp=2",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
 def test_on_gloo_processes(mesh: str) -> None:
     _, proof = check(named_plan("gpt2", mesh, "megatron"), case("gpt2"), "gloo")
     assert proof.passed, proof.failure

@@ -261,10 +261,8 @@ def test_every_fault_can_be_planted() -> None:
     assert [name for name, (file, old, _) in FAULTS.items() if old not in files[file]] == []
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=[] if name == "collectives are kept" else pytest.mark.slow) for name in FAULTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(fault: str) -> None:
     selective = fault == "collectives are kept"
     step = {"stages": 1, "recompute": "selective"} if selective else {"recompute": "full"}

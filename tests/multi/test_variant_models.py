@@ -31,7 +31,7 @@ FORCED = [
     slow("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "lockstep"),
     slow("llama", ATTENTION, "ring_attention", "dp=2,tp=2", "gloo"),
     slow("llama", ATTENTION, "balanced_ring_attention", "tp=4", "lockstep"),
-    ("llama", ATTENTION, "balanced_ring_attention", "tp=2", "gloo"),
+    slow("llama", ATTENTION, "balanced_ring_attention", "tp=2", "gloo"),
     slow("llama", ATTENTION, "balanced_ring_attention", "tp=4", "gloo"),
     slow("llama", ATTENTION, "balanced_ring_attention", "dp=2,tp=2", "gloo"),
     slow("bert", LAYER_NORM, "parallel_layer_norm", "tp=2", "lockstep"),

@@ -29,7 +29,7 @@ def cut_draws(op: Op, strategy: Strategy) -> bool:
     return op.target != "autoshard.random" or any(choice.kind == "factor" for choice in strategy.choices)
 
 
-@pytest.mark.parametrize("mesh", [slow("tp=2"), "dp=2,tp=2"])
+@pytest.mark.parametrize("mesh", ["tp=2", slow("dp=2,tp=2")])
 def test_every_way_to_draw(mesh: str) -> None:
     functions, largest = check(spec("draws"), mesh, cut_draws, (1, 2))
     drawn = {"random_tensor", "random_bernoulli", "random_multinomial", "random_noise", "random_dropout"}

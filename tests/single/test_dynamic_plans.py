@@ -72,7 +72,7 @@ def proved(name: str, graph: Graph, plan: Plan, micro_batches: int = 1) -> dict[
         slow("image", IMAGE, "dp=2,tp=2", "best"),
         slow("two", TWO, "dp=2,tp=2", "best"),
         slow("declared", "", "dp=4", "dp"),
-        ("mapped", "batch=4..32/4,source=8..32/4@source.1,target=8..32/4@target.1", "dp=2,tp=2", "best"),
+        slow("mapped", "batch=4..32/4,source=8..32/4@source.1,target=8..32/4@target.1", "dp=2,tp=2", "best"),
         slow("lstm", "batch=4..32/4,sequence=3..17@input.1", "dp=2", "dp"),
         slow("gru", "batch=4..32/4,sequence=3..17@input.1", "dp=2", "dp"),
         slow("placed", "batch=4..32/4,height=16..64/4@x.2,width=16..64/4@x.3", "dp=2", "dp"),  # 16 x 16 among the steps

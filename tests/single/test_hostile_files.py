@@ -75,12 +75,18 @@ def planted(value: Any, code: dict[str, str]) -> Any:
     return code.get(value, value) if isinstance(value, str) else value
 
 
-def runs_nothing(plan: Plan, graph: Graph) -> dict[str, str]:
-    """Emits the package, imports it and builds its model."""
+def without_code(plan: Plan, graph: Graph) -> dict[str, str]:
+    """Emits the package, in which planted code is text."""
     files = emit(lower(plan, graph), plan, graph)
     called = [node.id for node in ast.walk(ast.parse(files["model_parallel.py"])) if isinstance(node, ast.Name)]
     if "open" in called:
         pytest.fail(f"live code:\n{files['model_parallel.py']}")
+    return files
+
+
+def runs_nothing(plan: Plan, graph: Graph) -> dict[str, str]:
+    """Emits the package, imports it and builds its model."""
+    files = without_code(plan, graph)
     with written(files) as folder:
         package = load_package(folder)
     run_lockstep(dict(plan.mesh.axes), package.model.build_model)
@@ -105,7 +111,7 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
     def load(text: str) -> None:
         Path("graph.json").write_text(text, encoding="utf-8")
         read = read_graph(ModelRequest("graph.json", {}))
-        runs_nothing(random_plan(PlanningContext(read, MESH, HARDWARE), 1), read)
+        without_code(random_plan(PlanningContext(read, MESH, HARDWARE), 1), read)
 
     accepted = survivors(json.loads(graph_json.dumps(graph)), load)
     assert {"inner.weight", "weights", "Classifier", "x", "p_inner_weight", "linear", graph.source} <= set(accepted)
@@ -122,8 +128,12 @@ def test_a_graph_file_is_data(graph: Graph, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_plan_file_is_data(graph: Graph, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    accepted = survivors(json.loads(plan_json.dumps(plan)), lambda text: runs_nothing(plan_json.loads(text), graph))
+    data = json.loads(plan_json.dumps(plan))
+    accepted = survivors(data, lambda text: without_code(plan_json.loads(text), graph))
     assert {"cpu-local", "numpy", "random:1", "inner.weight", graph.source} <= set(accepted)
+    together = {old: code for old, code in accepted.items() if old != "inner.weight"}  # the graph has it, too
+    runs_nothing(plan_json.loads(json.dumps(planted(data, together))), graph)
+    assert not Path(MARK).exists()
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,8 @@ def llama_in_shards() -> tuple[Case, Program, dict[str, str]]:
     return make_case(LLAMA, {"batch": 6, "layers": 3}, graph), program, files
 
 
-@pytest.mark.parametrize("fault", quick_at(FAULTS, 6))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, llama_in_shards: tuple[Case, Program, dict[str, str]]) -> None:
     case, program, files = llama_in_shards
     name, (before, after) = "runtime/flat_weights.py", FAULTS[fault]

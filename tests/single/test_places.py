@@ -206,7 +206,7 @@ def proved(
 
 @pytest.mark.parametrize(
     ("seed", "schedule", "mesh", "count"),
-    [slow(0, "gpipe", "dp=1", 1), (2, "1f1b", "tp=2", 3), (7, "1f1b", "dp=2", 2), slow(8, "gpipe", "tp=2", 2)],
+    [slow(0, "gpipe", "dp=1", 1), slow(2, "1f1b", "tp=2", 3), (7, "1f1b", "dp=2", 2), slow(8, "gpipe", "tp=2", 2)],
 )
 def test_random_places_compute_the_models_own_numbers(seed: int, schedule: str, mesh: str, count: int) -> None:
     proof = proved(seed, schedule, mesh, count)

@@ -40,7 +40,6 @@ from autoshard.verification.ranks.lockstep import run_lockstep
 from tests.forced import forced_plan
 from tests.random_models import sample
 from tests.single.test_recompute import SPEC, alive_after_forward, captured, case, planned
-from tests.slow import quick_at, slow
 from tests.small_models import spec as small
 
 PRODUCTS = frozenset(("mm", "addmm"))
@@ -77,7 +76,8 @@ def products_in_backward(dropout: float, keep: str) -> tuple[int, Program]:
     return run_lockstep({"dp": 1}, run, mesh_type=package.runtime.ParallelMesh)[0], program
 
 
-@pytest.mark.parametrize(("dropout", "blocks_products"), [(0.1, 4), slow(0.0, 3)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropout", "blocks_products"), [(0.1, 4), (0.0, 3)])
 def test_backward_runs_a_block_up_to_the_last_of_which_something_is_kept(dropout: float, blocks_products: int) -> None:
     """Without dropout nothing is kept behind the last product, which is then not run again."""
     usual, _ = products_in_backward(dropout, "all")
@@ -176,7 +176,8 @@ def test_results_are_not_kept_one_by_one_where_the_code_would_count_wrong() -> N
     assert not some_results(program.instructions, block, mixture, path)
 
 
-@pytest.mark.parametrize("keep", quick_at([SOME, "some: 3 mlp.c_proj", "some: attention attn"], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [SOME, "some: 3 mlp.c_proj", "some: attention attn"])
 def test_the_step_is_that_of_the_original(keep: str) -> None:
     graph = captured()
     policies = tuple(

@@ -38,6 +38,7 @@ def test_the_tests_near_a_planted_fault_are_there() -> None:
     assert not [name for name in code if not (ROOT / "autoshard" / name).exists()]
 
 
+@pytest.mark.slow
 def test_the_places_of_faults_that_change_nothing_are_there() -> None:
     assert explained() and not stale(explained())
     assert stale(["emit/classes.py gone: 0 -> 1"]), "the function is looked for, too"
