@@ -1,5 +1,8 @@
 """Losses that are means over labels, of which some may be ignored: in a step of several micro-batches their number is
 that of the whole step, known before the first backward. So it is counted of the inputs alone, by a program of its own.
+
+A mean is weighted by its share of the labels where the step's loss is linear in it. The mean of a function of it, such
+as a focal loss of the mean, is no function of the step's mean: it is averaged over the micro-batches as it is.
 """
 
 from __future__ import annotations
@@ -8,23 +11,61 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoshard.errors import UsageError
+from autoshard.ir.graph import Graph, Op
 from autoshard.ir.layout import Shard
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.program import Collective, Compute, Instruction, LabelCount, LocalValue, Program
 from autoshard.program.module_scopes import operands_of, random_index, results_of
 from autoshard.program.step_check import LABEL_LOSSES
+from autoshard.rules.operators import record
 
 _MEAN = (1, "mean")
 CLASS = "Labels"
+# positions of the operands in which an op is linear, or linear but for a constant: all of them together, None: in all
+_LINEAR: Mapping[str, Sequence[int] | None] = {
+    "aten.add": None, "aten.sub": None, "aten.rsub": None, "aten.stack": None, "aten.cat": None, "aten.where": (1, 2),
+    "aten.mul": (0, 1), "aten.dot": (0, 1), "aten.div": (0,), "aten.neg": (0,), "aten.sum": (0,), "aten.mean": (0,),
+    "aten.to": (0,),
+}  # fmt: skip
+_PRODUCTS = ("aten.mul", "aten.dot")  # linear in each alone
+
+
+def label_means(graph: Graph) -> dict[str, bool]:
+    """Ops of the losses that are means over labels -> is the step's loss linear in it, and in all such together?"""
+    dtypes = {tensor.name: tensor.dtype for tensor in graph.tensors}
+    means = [op for op in graph.ops if _is_label_mean(op, dtypes)]
+    origins = {op.results[0]: {op.name} for op in means}  # tensor that the loss depends on -> the means in it
+    linear, needed = {op.name: True for op in means}, {graph.loss}
+    for op in reversed(graph.ops):
+        needed |= {*op.operands} if not needed.isdisjoint(op.results) else set()
+    for op in graph.ops:
+        places = [i for i, name in enumerate(op.operands) if name in origins]
+        if places and not needed.isdisjoint(op.results):
+            inside = set().union(*(origins[name] for name in op.operands if name in origins))
+            linear |= {} if _is_linear(op, places) else dict.fromkeys(inside, False)
+            origins |= dict.fromkeys(op.results, inside)
+    return linear
+
+
+def _is_linear(op: Op, places: Sequence[int]) -> bool:
+    """True if the op is linear in the operands at these positions together."""
+    allowed = _LINEAR.get(op.target, (0,) if record(op.target).moves else ())
+    if dict(op.attributes).get("rounding_mode") or (op.target in _PRODUCTS and len(places) > 1):
+        return False
+    return allowed is None or {*places} <= {*allowed}
 
 
 def label_counts(
-    instructions: Sequence[Instruction], values: Mapping[str, LocalValue], mesh: Mesh, stored: Mapping[str, str]
+    instructions: Sequence[Instruction],
+    values: Mapping[str, LocalValue],
+    mesh: Mesh,
+    stored: Mapping[str, str],
+    graph: Graph,
 ) -> tuple[LabelCount, ...]:
     """`stored`: the path of each stored tensor. UsageError where a loss has class weights that are none of these."""
-    counts = []
+    counts, means = [], graph.once(label_means)
     for step in instructions:
-        if not isinstance(step, Compute) or step.target not in LABEL_LOSSES or not _is_mean(step, values):
+        if not isinstance(step, Compute) or not means.get(step.op):
             continue
         target = step.operands[1]
         assert target is not None
@@ -44,11 +85,12 @@ def label_counts(
     return tuple(counts)
 
 
-def _is_mean(step: Compute, values: Mapping[str, LocalValue]) -> bool:
-    """Is the loss a mean over labels? Classes given as probabilities all count."""
-    target = step.operands[1]
-    whole = target is not None and values[target].dtype.startswith(("int", "uint"))
-    return whole and dict(step.attributes).get("reduction", "mean") in _MEAN
+def _is_label_mean(op: Op, dtypes: Mapping[str, str]) -> bool:
+    """Is it a loss that is a mean over labels? Classes given as probabilities all count."""
+    if op.target not in LABEL_LOSSES or dict(op.attributes).get("reduction", "mean") not in _MEAN:
+        return False
+    target = op.operands[1]
+    return target is not None and dtypes[target].startswith(("int", "uint"))
 
 
 def labels_program(program: Program) -> Program:

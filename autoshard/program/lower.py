@@ -125,7 +125,7 @@ class _Lowering:
             graph.schemas,
             together,
             plan.step,
-            label_counts(instructions, self.values, self.mesh, paths) if plan.step.micro_batches > 1 else (),
+            label_counts(instructions, self.values, self.mesh, paths, graph) if plan.step.micro_batches > 1 else (),
             short_lived(instructions, self.values, self.mesh, graph, fixed, (*outputs, *(new for _, new in updates))),
             plan.fusion,
         )

@@ -72,6 +72,24 @@ def build_classes() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Classes(), build()[1]
 
 
+LOSSES = {
+    "focal": lambda mean, other: (1 - torch.exp(-mean)) ** 2 * mean,
+    "product": lambda mean, other: mean * (1 + other),
+    "own scale": lambda mean, other: mean / mean.detach().clamp(min=1) + other.log(),
+    "one of two": lambda mean, other: 0.5 * mean + other.exp().log1p(),
+}
+
+
+def build_function(name: str = "focal") -> tuple[nn.Module, tuple[Tensor, ...]]:
+    class OfMeans(Tagger):
+        def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
+            logits = self.down(F.relu(self.up(self.words(ids)))).flatten(0, 1)
+            labels = tags.reshape(-1)
+            return LOSSES[name](F.cross_entropy(logits, labels), F.cross_entropy(logits * 2, labels, ignore_index=3))
+
+    return OfMeans(), build()[1]
+
+
 def build_guessing() -> tuple[nn.Module, tuple[Tensor, ...]]:
     class Guessing(Tagger):
         def forward(self, ids: Tensor, tags: Tensor) -> Tensor:
@@ -120,6 +138,24 @@ def test_a_model_that_asks_for_gradients_is_run_with_them_to_count_its_labels() 
     plan = replace(forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True), step=StepPlan(2))
     program = lower(plan, graph)
     case = make_case(f"{__file__}:build_hooked", {}, graph, micro_batches=2)
+    proof = check_files(case, program, emit(program, plan, graph))
+    assert proof.passed, proof.failure
+
+
+@pytest.mark.parametrize(("name", "counted"), [*zip(LOSSES, ([], [], [], ["cross_entropy_loss"]), strict=True)])
+def test_a_function_of_a_mean_is_averaged(name: str, counted: list[str]) -> None:
+    """It is no function of the step's mean: a mean weighted by its labels in it would make a loss of its own."""
+    spec = f"{__file__}:build_function"
+    graph = captured(spec, {"name": name})
+    plan = replace(forced_plan(graph, Mesh.parse("dp=2"), lambda op, strategy: True), step=StepPlan(COUNT))
+    program = lower(plan, graph)
+    assert [count.op for count in program.label_counts] == counted
+    case = make_case(spec, {"name": name}, graph, micro_batches=COUNT)
+    step, model = case.reference.steps[0], build_function(name)[0].double()
+    model.load_state_dict(case.reference.parameters, strict=False)
+    if not counted:
+        losses = [float(model(*step.inputs[2 * i : 2 * i + 2]).detach()) for i in range(COUNT)]
+        assert [float(output) for output in step.outputs] == pytest.approx(losses)
     proof = check_files(case, program, emit(program, plan, graph))
     assert proof.passed, proof.failure
 

@@ -2,6 +2,7 @@
 
 A loss that is a mean over the labels which are not ignored is, over a step, the mean over those of all micro-batches.
 So each micro-batch runs twice: once to count, once for its gradients, with its mean weighted by its label count.
+Means that the loss is not linear in have the weight 1: the step's loss is then the average of the micro-batches'.
 """
 
 from __future__ import annotations
@@ -56,8 +57,13 @@ class _LabelMeans(TorchFunctionMode):
         return result * share if share else torch.zeros_like(result)
 
 
-def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, step: int) -> list[list[float]]:
-    """Share of each mean over labels in each micro-batch: its labels by the mean number of all. Changes no buffer."""
+def label_shares(
+    module: torch.nn.Module, batches: Sequence[Batch], seed: int, step: int, linear: Sequence[bool] = ()
+) -> list[list[float]]:
+    """Share of each mean over labels in each micro-batch: its labels by the mean number of all. Changes no buffer.
+
+    `linear`: is the loss linear in each mean? Others have the share 1. One that the capture has left out, as nothing
+    depends on it, is in no list."""
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     counts = []
     with attributes_put_back(module):  # buffers that a forward makes are gone with it
@@ -69,7 +75,11 @@ def label_shares(module: torch.nn.Module, batches: Sequence[Batch], seed: int, s
         for name, buffer in module.named_buffers():
             (buffer if buffer.grad_fn is None else buffer.detach_()).copy_(buffers[name])
     totals = [sum(column) / len(counts) for column in zip(*counts, strict=True)]
-    return [[count / total for count, total in zip(counted, totals, strict=True)] for counted in counts]
+    weighted = linear if len(linear) == len(totals) else [all(linear)] * len(totals)
+    return [
+        [count / total if by_count else 1.0 for count, total, by_count in zip(counted, totals, weighted, strict=True)]
+        for counted in counts
+    ]
 
 
 def sharing(shares: Sequence[float]) -> TorchFunctionMode:

@@ -14,6 +14,7 @@ from autoshard.graph_capture.tracing.call_caches import attributes_put_back, lea
 from autoshard.graph_capture.tracing.python_state import modes_put_back
 from autoshard.graph_capture.two_runs.modes import set_mode
 from autoshard.ir.graph import SAME, Graph
+from autoshard.program.label_counts import label_means
 from autoshard.verification.original.float64 import exact_precision, limits_of, widened
 from autoshard.verification.original.micro_batches import at, label_shares, sharing
 from autoshard.verification.original.optimizers import Stepping
@@ -167,7 +168,9 @@ def accumulated(
     times `scale`."""
     count = len(batch) // micro_batches
     batches = [batch[i * count : (i + 1) * count] for i in range(micro_batches)]
-    shares = label_shares(module, batches, seed, step) if micro_batches > 1 and graph.loss is not None else None
+    shares = None
+    if micro_batches > 1 and graph.loss is not None:
+        shares = label_shares(module, batches, seed, step, [*graph.once(label_means).values()])
     all_outputs: list[torch.Tensor] = []
     for number, inputs in enumerate(batches):
         counting = sharing(shares[number]) if shares is not None else contextlib.nullcontext()
