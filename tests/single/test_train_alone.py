@@ -268,6 +268,17 @@ def test_matrices_decay_and_norms_do_not(package: LoadedPackage, start: Start) -
     assert plain[1] == decayed[1] and plain[2] != decayed[2]
 
 
+def test_there_are_two_groups_whatever_parameters_are_trained(package: LoadedPackage) -> None:
+    """A package of matrices alone reads the checkpoint of one with stages, of which each has both groups."""
+    mesh = package.runtime.ParallelMesh({"dp": 1}, 0, lambda *_: None, torch.device("cpu"))
+    model = package.model.build_model(mesh)
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.dim() > 1)
+    optimizer = package.train.make_optimizer(model, weight_decay=0.3)
+    optimizer.step()
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 0]
+
+
 def test_a_weight_decay_that_is_asked_for_holds_after_resuming(start: Start, tmp_path: Path) -> None:
     """Of a checkpoint without groups, and of one with another decay: the next update is that of the new one."""
     options = ("--steps", 2, "--lr", 0.1)

@@ -123,8 +123,8 @@ def make_optimizer(
     if weight_decay is not None:
         matrices = [parameter for parameter in parameters if len(sharding(parameter).shape) > 1]
         vectors = [parameter for parameter in parameters if len(sharding(parameter).shape) <= 1]
-        decays = ((matrices, weight_decay), (vectors, 0.0))
-        trained = [{"params": group, "weight_decay": decay} for group, decay in decays if group or STAGES > 1]
+        decays = ((matrices, weight_decay), (vectors, 0.0))  # both, so that a checkpoint has two groups anywhere
+        trained = [{"params": group, "weight_decay": decay} for group, decay in decays]
     if OPTIMIZER == "sgd":
         return SGD(trained, lr=lr)  # without momentum, as the plan's memory is counted
     # One kernel a parameter, where torch has it; else a dozen, and the roots of all second moments exist at once.
