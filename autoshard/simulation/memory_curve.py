@@ -184,11 +184,14 @@ class _Lives:
 
     def spans(self) -> list[Span]:
         last = len(self.program.instructions) - 1
-        outputs = {self.storage.root[name] for name in self.program.outputs}
+        ends = dict.fromkeys((self.storage.root[name] for name in self.program.outputs), last)
+        if self.program.has_backward and not self.program.step.parts:  # beside the loss, a step has them until its end
+            others = {name for name in self.program.outputs if name != self.program.loss}
+            ends |= dict.fromkeys((self.storage.root[name] for name in others), self._mirror(0))
         spans = []
         for name, maker in self.maker.items():
             held = Held(name, "activation", float(self.program.largest[name].bytes))
-            forward = Span(held, maker, last if name in outputs else self.used[name])
+            forward = Span(held, maker, ends.get(name, self.used[name]))
             spans += [forward] if not self.program.has_backward else self._backward(name, maker, forward)
         if not self.program.has_backward:
             return [*spans, *self._working()]
@@ -251,7 +254,7 @@ class _Lives:
         elif name in self.storage.gathers:
             spans += [Span(held, self._mirror(index), self._mirror(index)) for index in self.keepers.get(name, [])]
         elif name in self.keepers:
-            spans = [Span(held, forward.start, self._mirror(self.keepers[name][0]))]
+            spans = [Span(held, forward.start, max(forward.last, self._mirror(self.keepers[name][0])))]
         if self.program.value(name).requires_grad:
             grad = Held(name, "gradient", held.bytes)
             spans += [Span(grad, self._mirror(self.used[name]), self._mirror(maker)), *self._summands(grad, name)]

@@ -281,6 +281,28 @@ def test_the_peak_of_each_place(count: int, schedule: str, middle: tuple[str, st
         assert said <= 1.02 * (peak + more)
 
 
+class WithLogits(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(64, 8), nn.Linear(8, 512)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.words(ids))
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+def test_no_micro_batch_holds_the_logits_of_another() -> None:
+    model, inputs = WithLogits(), (torch.randint(0, 64, (128,)), torch.randint(0, 512, (128,)))
+    graph, hardware = capture_model(model, inputs), one_byte_blocks()
+    plan = replace(search(graph, hardware, SearchRequest(Mesh.parse("dp=1"))), step=StepPlan(3))
+    program = lower(plan, graph)
+    predicted = simulate_plan_step(plan, program, graph, hardware).peak_bytes[0]
+    with written(emit(program, plan, graph)) as folder:
+        package = load_package(folder)
+    measured = run_lockstep({"dp": 1}, lambda mesh: peak_of_step(package, inputs, mesh, 3))[0]
+    assert predicted == pytest.approx(measured, rel=0.02)
+
+
 def one_byte_blocks() -> Hardware:
     """A device whose allocator rounds nothing."""
     hardware = load_hardware("a100-80g-sxm")
@@ -303,5 +325,5 @@ def peak_of_step(package: LoadedPackage, inputs: Sequence[Tensor], mesh: Paralle
         if count == 1 and mesh.stages is None:
             model(*inputs).backward()
         else:
-            package.train.accumulate_gradients(model, mesh, [inputs] * count)
+            package.recorder.accumulate_gradients(model, mesh, [inputs] * count)
     return meter.peak("")[0] + sum(storages(fixed))

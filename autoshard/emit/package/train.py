@@ -186,8 +186,8 @@ def accumulate_gradients(
 ) -> list[tuple[Tensor, ...]]:
     """Forward and backward of all micro-batches of a step, one after another: gradients of the mean of their losses.
 
-    Gradients are added up here and summed over devices once, during the last backward. Returns the outputs of each; of
-    BATCH_SHARES the loss alone.
+    Gradients are added up here and summed over devices once, during the last backward. Returns the loss of each alone:
+    no micro-batch's other outputs are held while the next one runs.
     """
     if STAGES > 1:
         return [(loss,) for loss in pipeline_gradients(model, mesh, micro_batches, scaler)]
@@ -195,11 +195,10 @@ def accumulate_gradients(
     slices = slices_of(BATCH_SHARES, micro_batches, mesh)
     shares = shares_of_labels(model, mesh, [entry.inputs for entry in slices])
     source, results, count = module_of(micro_batches, mesh) if BUCKETS else model_parallel, [], len(slices)
-    summed = reducing(mesh, parameters, source.GRADIENT_BUCKETS, count)
     weights_of_all = contextlib.nullcontext()
     if ZERO < 3:
         weights_of_all = weights_of_step(mesh, parameters, [source.WEIGHT_BUCKETS], count)
-    with summed, weights_of_all:
+    with reducing(mesh, parameters, source.GRADIENT_BUCKETS, count), weights_of_all:
         for (number, inputs, at), labels in zip(slices, shares, strict=True):
             regathered = regathering() if source.GATHERS_AGAIN else contextlib.nullcontext()
             weights = contextlib.nullcontext()
@@ -209,7 +208,8 @@ def accumulate_gradients(
                 result = model(*inputs)
                 outputs = result if isinstance(result, tuple) else (result,)
                 scaled(outputs[0] / MICRO_BATCHES, scaler).backward()
-            results.append(outputs)
+            results.append((outputs[0].detach(),))
+            del result, outputs
     return results if BATCH_SHARES is None else [(loss,) for loss in losses_of(results, slices, MICRO_BATCHES)]
 
 
@@ -282,7 +282,7 @@ def train_step(
         loss = compute_gradients(model, mesh, inputs, scaler=scaler)[0].detach()
     else:
         each = inputs if MICRO_BATCHES > 1 else [inputs]
-        losses = [outputs[0].detach() for outputs in accumulate_gradients(model, mesh, each, scaler=scaler)]
+        losses = [loss for loss, *_ in accumulate_gradients(model, mesh, each, scaler=scaler)]
         loss = torch.stack(losses).mean(0) if losses else torch.zeros((), device=mesh.device)
     if scaler is not None:
         scaler.unscale_(optimizer)

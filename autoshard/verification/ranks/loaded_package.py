@@ -37,9 +37,12 @@ class GradientRecorder:
     `accumulate` replaces its `accumulate_gradients`.
     """
 
-    def __init__(self, runtime: Any, compute_gradients: Any, accumulate_gradients: Any = None) -> None:
+    def __init__(
+        self, runtime: Any, compute_gradients: Any, accumulate_gradients: Any = None, shared: bool = False
+    ) -> None:
+        """`shared`: devices compute unequal shares of each micro-batch."""
         self.runtime, self.compute_gradients = runtime, compute_gradients
-        self.accumulate_gradients = accumulate_gradients
+        self.accumulate_gradients, self.shared = accumulate_gradients, shared
         self.seen: dict[int, RankTensors] = {}
 
     def __call__(self, model: torch.nn.Module, mesh: Any, inputs: Any, **options: Any) -> Any:
@@ -48,8 +51,15 @@ class GradientRecorder:
         return outputs
 
     def accumulate(self, model: torch.nn.Module, mesh: Any, micro_batches: Any, **options: Any) -> Any:
-        outputs = self.accumulate_gradients(model, mesh, micro_batches, **options)
-        self._note(model, mesh, outputs)
+        """What a step of whole micro-batches gives beside its losses is seen where the model returns it."""
+        seen: list[Any] = []
+        watch = model.register_forward_hook(lambda _, inputs, result: seen.append(result))
+        try:
+            outputs = self.accumulate_gradients(model, mesh, micro_batches, **options)
+        finally:
+            watch.remove()
+        each = [result if isinstance(result, tuple) else (result,) for result in seen if not self.shared]
+        self._note(model, mesh, each or outputs)
         return outputs
 
     def _note(self, model: torch.nn.Module, mesh: Any, outputs: list[Any]) -> None:
@@ -92,7 +102,9 @@ def load_package(folder: Path) -> LoadedPackage:
         run = importlib.import_module("runtime.servers.server_run") if others[-1] is not None else None
     runtime, model, train = modules
     accumulate = getattr(train, "accumulate_gradients", None)  # not there in packages of older versions
-    recorder = GradientRecorder(runtime, train.compute_gradients, accumulate)
+    recorder = GradientRecorder(
+        runtime, train.compute_gradients, accumulate, getattr(model, "BATCH_SHARES", None) is not None
+    )
     train.compute_gradients, train.accumulate_gradients = recorder, recorder.accumulate
     batches, initial, evaluation, plan = others
     return LoadedPackage(runtime, model, train, recorder, batches, initial, evaluation, plan, run)
