@@ -16,6 +16,7 @@ __all__ = ["folder", "package", "start"]  # fixtures
     ("options", "message"),
     [
         (("--steps", "-1"), "--steps -1: expected 0 or more"),
+        (("--lr", "-1"), "--lr -1: expected 0 or more"),
         (("--save-every", "-2"), "--save-every -2: expected 0 or more"),
         (("--log-every", "0"), "--log-every 0: expected 1 or more"),
         (("--max-norm", "0"), "--max-norm 0: expected more than 0"),

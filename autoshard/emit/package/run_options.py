@@ -131,7 +131,7 @@ def take_options(options: argparse.Namespace) -> None:
         take_sizes(options)
     if PACKED_BY and options.pack and not options.data:
         raise UserError("--pack makes the rows of a batch of --data's documents\n  try: --pack --data FILE:FUNCTION")
-    for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "weight-decay"):
+    for name in ("steps", "save-every", "warmup", "prefetch", "eval-every", "lr", "weight-decay"):
         value = getattr(options, name.replace("-", "_"))
         if value is not None and not value >= 0:
             raise UserError(f"--{name} {value:g}: expected 0 or more")
