@@ -51,7 +51,7 @@ class GradientRecorder:
         return outputs
 
     def accumulate(self, model: torch.nn.Module, mesh: Any, micro_batches: Any, **options: Any) -> Any:
-        """What a step of whole micro-batches gives beside its losses is seen where the model returns it."""
+        """Calls `accumulate_gradients`, which returns the losses, and records what the model returns beside them."""
         seen: list[Any] = []
         watch = model.register_forward_hook(lambda _, inputs, result: seen.append(result))
         try:
