@@ -105,6 +105,30 @@ def test_faults_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not check_files(case, plan.simulated.program, files | {name: files[name].replace(right, wrong)}).passed
 
 
+@pytest.mark.parametrize("shares", [1, 0])
+def test_rows_of_a_server_that_none_reads_are_trained_like_the_rest(shares: int) -> None:
+    """By a dense optimizer, whose moments move rows, and whose decay shrinks them, in each step."""
+    served = {"w": Served("w", (4, 2), (4, 2), torch.float32, (), (), True, True, ((0, 0, 2), (1, 2, 4)))}
+    how: Any = {"optimizer": "adamw", "rowwise": False, "shares": shares, "staleness": 9}
+    servers = [ParameterServer(served, 2, number, **how) for number in range(2)]
+    table = nn.Parameter(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)))
+    for server in servers:
+        server.start(0, {"w": table.detach()}, {}, 0)
+    original = torch.optim.AdamW([table], lr=0.1)
+    for step, read in enumerate(([0, 1, 2, 3], [0], [1], [2, 3]), 1):
+        table.grad = torch.zeros(4, 2).index_fill_(0, torch.tensor(read), step)
+        original.step()
+        for number, server in enumerate(servers):
+            ids = torch.tensor([row - 2 * number for row in read if row // 2 == number])
+            rows = {"w": [(ids, torch.full((len(ids), 2), float(step)))]} if len(ids) else {}
+            server.push(0, (step, 0), server.version, {}, rows, (0.1, 0.0))
+            if shares:
+                server.squares(0, step)
+                server.update(0, step, 1.0, (0.1, 0.0))
+    values = torch.cat([server.values["w"].detach() for server in servers])
+    torch.testing.assert_close(values, table.detach())
+
+
 # --- dealing ---
 
 

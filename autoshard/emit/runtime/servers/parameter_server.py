@@ -59,6 +59,7 @@ class ParameterServer:
         self.by_rows = [name for name in trained if rowwise and served[name].table]
         self.sums = {name: local(self.values[name]).new_zeros(len(self.values[name])) for name in self.by_rows}
         dense = [name for name in trained if name not in self.by_rows]
+        self.by_table = {name for name in dense if served[name].table}
         groups = [([name for name in dense if (len(served[name].shape) > 1) == wide], wide) for wide in (True, False)]
         filled: list[dict[str, Any]] = [
             {"params": [self.values[name] for name in names]}
@@ -243,6 +244,8 @@ class ParameterServer:
                 self.ready[name] = ids, added
             else:
                 self.sum[name] = torch.zeros_like(local(self.values[name]).detach()).index_copy_(0, ids, added)
+        for name in self.by_table - self.sum.keys():  # no row was read here: moments and decay go on all the same
+            self.sum[name] = torch.zeros_like(local(self.values[name]).detach())
 
     def update(self, generation: int, step: int, scale: float, rates: tuple[float, float]) -> None:
         """Updates with the gradients times `scale`; `rates`: those of the optimizer, and of rows."""
