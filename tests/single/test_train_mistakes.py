@@ -62,3 +62,9 @@ def test_a_log_may_be_a_file_that_is_there(start: Start, tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != log)
     code, printed, said = start("--steps", 1, "--log-json", log)
     assert (code, steps(printed)) == (2, {}) and f"--log-json {log}: no permission to write in it" in said, said
+
+
+def test_an_error_of_a_loader_that_is_read_ahead_is_told(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import torch\ndef make():\n    yield {'ids': torch.zeros(4, 6).long()}\n")
+    code, said, stderr = start("--steps", 2, "--data", f"{tmp_path / 'bad.py'}:make")
+    assert code == 2 and "the batch lacks labels" in stderr and not steps(said)
