@@ -113,9 +113,11 @@ class PathCosts:
 
     @cached_property
     def exchanges(self) -> _Exchanges | None:
-        """Ways that are no steps of the pair table."""
-        direct = self.prices.all_to_all and self.direct.any()
-        return _exchanges(self.prices, self.sources, self.targets, self.direct) if direct else None
+        """Direct ways. Without all-to-all, those that only sum."""
+        direct = self.direct
+        if not self.prices.all_to_all:
+            direct = direct & self.prices.space.only_sums(self.starts, self.stops)
+        return _exchanges(self.prices, self.sources, self.targets, direct) if direct.any() else None
 
     @cached_property
     def moves(self) -> list[_LikeSteps]:

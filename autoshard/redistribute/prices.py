@@ -165,7 +165,7 @@ class Prices:
         if self.all_to_all:
             direct, goes = self._direct_or_not(sources, targets, seconds, previous)
             return np.where(goes, direct, seconds), previous, goes
-        goes = np.isinf(seconds)
+        goes = np.isinf(seconds) | self._detours(starts, stops, previous)
         for i, j in zip(*np.nonzero(goes), strict=True):
             seconds[i, j] = self._direct_seconds(sources[i], targets[j])
         return seconds, previous, goes
@@ -176,23 +176,26 @@ class Prices:
         """Seconds of the direct way between all pairs, and a mask of the pairs that take it."""
         starts, stops = self.space.state_of(sources, "source"), self.space.state_of(targets, "target")
         direct, exchanges = self._all_direct(sources, targets, starts, stops)
-        without = np.isinf(seconds) | self._swells(starts, stops, previous)
+        without = np.isinf(seconds) | self._detours(starts, stops, previous)
         return direct, without | exchanges & (direct < seconds)
 
-    def _swells(self, starts: Integers, stops: Integers, previous: Integers) -> NDArray[np.bool_]:
-        """[source, target] -> does the way by the table pass through a tensor larger than both its ends?
+    def _detours(self, starts: Integers, stops: Integers, previous: Integers) -> NDArray[np.bool_]:
+        """[source, target] -> is the direct way taken whatever the one by the table costs, as that passes through a
+        tensor larger than both its ends, or cuts and gathers what is only summed (its sum goes in a bucket, cheaper)?
 
-        `previous` is a row for each of `starts`. An exchange is then preferred: nothing is gathered to be cut again.
+        `previous` is a row for each of `starts`. Without all-to-all the larger tensor is passed through.
         """
         elements, rows = self.space.elements, np.arange(len(starts))[:, None]
         here = np.broadcast_to(stops, (len(starts), len(stops)))
-        largest = np.broadcast_to(elements[stops], here.shape)
+        smallest = largest = np.broadcast_to(elements[stops], here.shape)
         while True:
             before = previous[rows, here]
             here = np.where(before >= 0, before, here)
             if not (before >= 0).any():
-                return largest > np.maximum(elements[starts][:, None], elements[stops])
-            largest = np.maximum(largest, elements[here])
+                break
+            smallest, largest = np.minimum(smallest, elements[here]), np.maximum(largest, elements[here])
+        swells = largest > np.maximum(elements[starts][:, None], elements[stops])
+        return self.all_to_all & swells | self.space.only_sums(starts, stops) & (smallest < elements[stops])
 
     def _all_direct(
         self, sources: Sequence[Layout], targets: Sequence[Layout], starts: Integers, stops: Integers
@@ -238,10 +241,9 @@ class Prices:
         self, source: Layout, target: Layout, seconds: float, start: int, stop: int, previous: Integers
     ) -> bool:
         """True if the direct way is taken, when the way by the table takes so many `seconds`."""
-        if math.isinf(seconds) or not self.all_to_all:
-            return math.isinf(seconds)
-        if self._swells(np.array([start]), np.array([stop]), previous[None, :])[0, 0]:
-            return True
+        detour = self._detours(np.array([start]), np.array([stop]), previous[None, :])[0, 0]
+        if math.isinf(seconds) or detour or not self.all_to_all:
+            return math.isinf(seconds) or bool(detour)
         better = self._direct_seconds(source, target) < seconds * (1 - 1e-12)
         return better and really_exchanges(self.direct(source, target))
 
@@ -268,9 +270,9 @@ class Prices:
         for i, start in enumerate(self.space.state_of(sources, "source").tolist()):
             seconds, previous = self._from(start)
             done = {start}
-            swells = self._swells(np.array([start]), stops, previous[None, :])[0] & self.all_to_all
+            detours = self._detours(np.array([start]), stops, previous[None, :])[0]
             for j, state in enumerate(stops.tolist()):
-                if sources[i] != targets[j] and (swells[j] or not seconds[state] <= prices[i, j] * (1 + 1e-12)):
+                if sources[i] != targets[j] and (detours[j] or not seconds[state] <= prices[i, j] * (1 + 1e-12)):
                     direct.append((i, j))
                     continue
                 while state not in done:

@@ -102,6 +102,15 @@ class Space:
     def layout(self, state: int) -> Layout:
         return Layout(tuple(letters[self.digits[a][state]].placement for a, letters in enumerate(self.letters)))
 
+    def only_sums(self, starts: Integers, stops: Integers) -> Booleans:
+        """[start, stop] -> True if nothing changes but R, which becomes R+."""
+        alike = np.ones((len(starts), len(stops)), bool)
+        for digits, letters in zip(self.digits, self.letters, strict=True):
+            placements = [letter.placement for letter in letters]
+            table = [[x == y or (x is REPLICATE and y is REPLICATE_PARTIAL) for y in placements] for x in placements]
+            alike &= np.array(table)[digits[starts][:, None], digits[stops]]
+        return alike
+
     @cached_property
     def shardings(self) -> list[tuple[Integers, list[Way]]]:
         """Index of each state into the distinct ways of sharding a dim, and those ways, for each dim."""

@@ -136,6 +136,23 @@ def test_one_collective_over_joined_axes() -> None:
     assert steps("S0 S0", "S1 S1", (8, 8), mesh) == ["all_to_all 0,1: S0 S0 -> S1 S1"]
 
 
+@pytest.mark.parametrize("all_to_all", [True, False])
+def test_what_is_only_summed_is_not_cut_and_gathered(all_to_all: bool) -> None:
+    """Where an all-reduce costs more than all that: it goes in a bucket, at a fraction of its price alone."""
+
+    def dear(axes: tuple[int, ...], primitive: str, full_bytes: float) -> float:
+        return seconds(axes, primitive, full_bytes) * (9 if primitive == "all_reduce" else 1)
+
+    prices = replace(terms((8, 8), "a=2,b=2", all_to_all=all_to_all), seconds=dear)
+    for source, target in (("R R", "R+ R+"), ("R R", "R R+"), ("R S0", "R+ S0"), ("S0 R", "S0 R+")):
+        ends = layout(source), layout(target)
+        route, parts = path(*ends, prices), path_parts(*([end] for end in ends), prices)
+        assert [step.backward for step in route.steps] == ["all_reduce"] and not route.forward_seconds
+        assert all_pairs(*([end] for end in ends), prices)[0, 0] == pytest.approx(route.backward_seconds, rel=1e-6)
+        assert parts.deferred[0, 0] == parts.summed[0, 0] == sum(1 << axis for axis in route.steps[0].axes)
+        assert [step for _, step in redistribute.steps_between(*([end] for end in ends), prices)] == [*route.steps]
+
+
 def test_joined_axes_need_not_be_neighbours() -> None:
     assert steps("P S1 P", "S0 S1 S0", (8, 8), "a=2,b=2,c=2") == ["reduce_scatter 0,2: P P -> S0 S0"]
 
