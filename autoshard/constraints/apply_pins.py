@@ -12,7 +12,7 @@ from autoshard.errors import NAMED, InfeasibleError, UsageError
 from autoshard.formulation.fewer_choices import narrowed
 from autoshard.formulation.formulate import Formulation, Site
 from autoshard.ir.graph import Graph
-from autoshard.ir.layout import Layout, Partial, Replicate, Shard, parse_placement
+from autoshard.ir.layout import Layout, Partial, Replicate, Shard, normalise, parse_placement
 from autoshard.ir.mesh import Mesh
 from autoshard.rules import explain, instance
 from autoshard.rules.algebra.nesting import parts_problem
@@ -154,29 +154,32 @@ def _scores(formulation: Formulation, site: Site, wants: Sequence[Want]) -> list
     """Number of the wants that each choice fulfils."""
     graph, mesh = formulation.graph, formulation.mesh
     if site.kind != "op":
-        rank = len(graph.tensor(site.name).shape)
-        return [sum(_does(layout, None, want, mesh, rank) for want in wants) for layout in site.layouts]
+        shape = graph.tensor(site.name).shape
+        return [sum(_does(layout, None, want, mesh, shape) for want in wants) for layout in site.layouts]
     op = graph.by_op[site.name]
-    rank = len(graph.tensor(op.results[0]).shape)
+    shape = graph.tensor(op.results[0]).shape
 
     def does(strategy: Strategy, want: Want) -> bool:
         if want.kind == "words":
             return axis_words(op, strategy, mesh.index(want.axis), graph) == want.text
-        return _does(strategy.results[0], strategy, want, mesh, rank)
+        return _does(strategy.results[0], strategy, want, mesh, shape)
 
     return [sum(does(strategy, want) for want in wants) for strategy in site.strategies]
 
 
-def _does(layout: Layout, strategy: Strategy | None, want: Want, mesh: Mesh, rank: int) -> bool:
+def _does(layout: Layout, strategy: Strategy | None, want: Want, mesh: Mesh, shape: Sequence[int]) -> bool:
     axis = mesh.index(want.axis)
     placement = layout.placements[axis]
     if want.kind == "shard":
-        return isinstance(placement, Shard) and placement.dim == (want.dim + rank if want.dim < 0 else want.dim)
+        return isinstance(placement, Shard) and placement.dim == (want.dim + len(shape) if want.dim < 0 else want.dim)
     if want.kind == "choice":
         choice = strategy.choices[axis] if strategy else None
         return choice is not None and want.text in (str(choice), choice.factor)
     if want.kind == "exact":
-        return str(placement) == want.text
+        exact = parse_placement(want.text)
+        if isinstance(exact, Shard) and exact.dim >= len(shape):
+            return False
+        return placement == exact or normalise(layout.replace(axis, exact), shape, mesh) == layout
     if want.kind == "words":
         return False  # a stored tensor has no strategy
     return isinstance(placement, Replicate if want.kind == "replicate" else Partial)

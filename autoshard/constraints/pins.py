@@ -94,7 +94,9 @@ def parse_pin(text: str, mesh: Mesh) -> Pin:
 
 
 def said_memory(how: str) -> tuple[str, str]:
-    """Splits `how` into what stands before the memory, and the memory."""
+    """Splits `how` into what stands before or behind the memory, and the memory."""
+    if first := re.match(r"(host|device)[\s,]+(?=\S)", how):
+        return how[first.end() :], first[1]
     head, last = re.fullmatch(r"(.*?)[\s,]*(\bhost|\bdevice)?", how, re.DOTALL).groups()  # type: ignore[union-attr]
     return (head, last) if last else (how, "")
 

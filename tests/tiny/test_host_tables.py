@@ -210,7 +210,7 @@ def test_the_hosts_memory_is_a_limit_too() -> None:
         (model(), "head.weight=host", r"tables that can: tables.0.weight"),
         (model(), "op:z=host", r"z \(aten.linear in head\) can't run on the host: it looks nothing up"),
         (model(), "ids=host", "ids can't lie on the host: it is no parameter"),
-        (model(), "op:e0=Shard(0)@dp,host", "e0 .* in the memory of the host .*never summed over devices"),
+        (model(), "op:e0=host,Shard(0)@dp", "e0 .* in the memory of the host .*never summed over devices"),
     ],
 )
 def test_refused_with_its_reason(graph: Graph, pin: str, words: str) -> None:

@@ -162,6 +162,12 @@ def test_the_nearest_offered_are_named_and_are_offered() -> None:
     assert "h.*" in caught.value.hint
 
 
+def test_a_layout_that_is_written_otherwise_is_the_same() -> None:
+    assert choices(PRODUCTS, "x=S0*16@tp") == choices(PRODUCTS, "x=S0@tp")
+    with pytest.raises(UsageError, match="offers no layout"):
+        pinned(PRODUCTS, [parse_pin("x=S0*32@tp", MESH)])
+
+
 def test_pins_that_contradict_each_other() -> None:
     with pytest.raises(UsageError, match=r"'product=Shard\(0\)@tp' and 'product=Shard\(1\)@tp' contradict each other"):
         pinned(PRODUCTS, [parse_pin("product=Shard(0)@tp", MESH), parse_pin("product=Shard(1)@tp", MESH)])
