@@ -12,7 +12,6 @@ from typing import Any
 
 from autoshard.cli.json_output import print_json
 from autoshard.cli.parser import Parser
-from autoshard.code_text import typed
 
 _CHECKED = ("action", "choices", "const", "nargs", "type")  # of an option
 
@@ -32,11 +31,11 @@ def launch(options: argparse.Namespace) -> int:
     if wanted.unused:
         print(f"note: --on {options.on} does not use {', '.join(wanted.unused)}", file=sys.stderr)
     file = launch_files.write_launch(wanted, planned.plan, folder)
-    start = typed(*starting.start_words(wanted, folder))
+    start = starting.start_command(wanted, folder)
     if options.json:
         print_json({"file": str(file), "start": start})
     elif not options.start:
-        print(f"{file}\nnext: {start}")
+        print(f"{file}\nnext{', on each node' if starting.on_each_node(wanted) else ''}: {start}")
     return starting.start(wanted, folder) if options.start else 0
 
 

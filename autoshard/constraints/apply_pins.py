@@ -225,17 +225,19 @@ def _reasons(formulation: Formulation, site: Site, want: Want) -> list[str]:
     graph, mesh = formulation.graph, formulation.mesh
     tensor = graph.tensor(site.name if site.kind != "op" else graph.by_op[site.name].results[0])
     rank = len(tensor.shape)
-    dim = want.dim + rank if want.dim < 0 else want.dim
-    if want.kind == "shard" and not 0 <= dim < rank:
-        return [f"it has {rank} dims"]
     placed = parse_placement(want.text) if want.kind == "exact" else None
+    dim = placed.dim if isinstance(placed, Shard) else want.dim + rank if want.dim < 0 else want.dim
+    if (want.kind == "shard" or isinstance(placed, Shard)) and not 0 <= dim < rank:
+        return [f"it has {rank} dims"]
     if isinstance(placed, Shard) and isinstance(placed.unit, tuple):
         return [parts_problem(tensor.shape[placed.dim], mesh.axis_size(want.axis), placed.unit)]
     if site.kind != "op":
-        if want.kind == "shard" and (message := needs_divisor(graph, tensor.name, dim, mesh.axis_size(want.axis))):
+        if want.kind != "shard" and not isinstance(placed, Shard):
+            return []
+        if message := needs_divisor(graph, tensor.name, dim, mesh.axis_size(want.axis)):
             return [message]
-        even = want.kind == "shard" and tensor.shape[dim] < mesh.axis_size(want.axis)
-        return [f"dim {dim} of {tensor.shape[dim]} leaves devices with nothing"] if even else []
+        few = tensor.shape[dim] < mesh.axis_size(want.axis)
+        return [f"dim {dim} of {tensor.shape[dim]} leaves devices with nothing"] if few else []
     op = graph.by_op[site.name]
     factors: tuple[str, ...] = (want.text.partition("/")[0],)
     if want.kind == "shard":

@@ -34,7 +34,7 @@ def recompute(
         raise UsageError(f"recompute() of {type(module).__name__} for the second time", "one call for each module")
     ignored = []
     if parallel_optimizer_comm_recompute is False:
-        ignored.append("parallel_optimizer_comm_recompute=False: weights of recomputed modules are gathered again")
+        ignored.append("are gathered again, whatever parallel_optimizer_comm_recompute says")
     object.__setattr__(module, _AGAIN, (RECOMPUTE if mp_comm_recompute else KEEPING, tuple(ignored)))
     return module
 
@@ -78,7 +78,7 @@ def module_requests(model: nn.Module) -> tuple[tuple[str, str], ...]:
 def ignored_requests(model: nn.Module) -> tuple[str, ...]:
     """Sentences on keywords that count for nothing."""
     return tuple(
-        f"recompute of {path or type(module).__name__} with {sentence}"
+        f"weights of {path or type(module).__name__}, which is recomputed, {sentence}"
         for path, module in model.named_modules()
         for sentence in getattr(module, _AGAIN, ("", ()))[1]
     )

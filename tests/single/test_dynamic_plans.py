@@ -179,8 +179,9 @@ def test_only_what_divides_every_size_is_offered() -> None:
     plain = captured(spec("words"), {"batch": 32, "length": 64})
     every = {str(s) for s in rules.strategies(plain, plain.by_op[op.name], mesh, rules.granularities(plain, mesh))}
     assert offered < every
-    with pytest.raises(UserError, match="only known to be a multiple of 4"):
-        search(graph, HARDWARE, SearchRequest(mesh, pins=("input:ids=Shard(0)@dp", f"op:{op.name}=((1, 1), (8, 1))")))
+    for pin in ("input:ids=Shard(0)@dp", "input:ids=S0@dp", f"op:{op.name}=((1, 1), (8, 1))"):
+        with pytest.raises(UserError, match="only known to be a multiple of 4"):
+            search(graph, HARDWARE, SearchRequest(mesh, pins=(pin,)))
 
 
 @pytest.mark.slow

@@ -172,6 +172,15 @@ def test_what_a_launcher_does_not_use_is_said(package: Path, capsys: pytest.Capt
     assert launched("--on", "slurm", "--minutes", "3") == 0 and not capsys.readouterr().err
 
 
+def test_torchrun_on_several_nodes_says_what_each_needs(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launched("--on", "torchrun") == 0
+    printed = capsys.readouterr().out.splitlines()[-1].partition(": ")
+    assert (
+        printed[0] == "next, on each node"
+        and printed[2] == f"NODE=0 FIRST_NODE=host bash '{package}/launch/torchrun.sh'"
+    )
+
+
 def constant(path: str, name: str) -> int:
     """Of a file that can't be imported without torch."""
     matched = re.search(rf"^{name} = (\d+)", (PACKAGE / path).read_text(encoding="utf-8"), re.MULTILINE)
