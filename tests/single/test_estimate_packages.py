@@ -158,6 +158,16 @@ def test_the_same_gpt_by_its_numbers_and_captured(case: tuple[int, int, int, int
     assert sum(part for _, part in forecast.parts) == pytest.approx(forecast.step_seconds)
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+def test_weights_are_as_large_wherever_gradients_are_summed(pp: int) -> None:
+    """Without ZeRO, replicas hold each gradient from a layer's backward on: they were counted for the weights."""
+    runs = [run_of(dp, 1, pp, 4, "none", 0, "fp32", False) for dp in (1, 2)]
+    alone, replicas = (by_numbers(run, 2000).memory for run in runs)
+    for part in ("weights", "gradients", "optimizer"):
+        assert getattr(replicas, part) == pytest.approx(getattr(alone, part), rel=1e-3)
+    assert replicas.weights == pytest.approx(replicas.gradients, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("tp", "pp", "recompute"), quick_at([(1, 1, "none"), (1, 1, "full"), (1, 3, "full"), (2, 3, "full")], 1, 2)
 )

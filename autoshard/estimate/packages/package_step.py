@@ -78,6 +78,8 @@ def step_memory(
     gradients = (held.gradient_bytes / shares + held.gradient_bytes * (run.zero == 1)) * (run.micro_batches > 1)
     optimizer = held.optimizer_bytes / shares
     working = max(timeline.costs.part(stage, chunk).working_bytes for chunk in range(timeline.costs.chunks))
+    late = gradients if run.dp > 1 and not run.zero else 0.0  # each layer's, from its first backward on
+    static, working = static + late, max(0.0, working - late)
     weights, working = max(0.0, static - gradients - optimizer), min(working, peak - static)
     return StageMemory(weights, static - weights - optimizer, optimizer, peak - static - working, working)
 

@@ -56,8 +56,9 @@ def _reserved(step: Estimate, hardware: Hardware) -> list[str]:
 
 
 def _reserved_bytes(step: Estimate, hardware: Hardware) -> float | None:
-    """Reserved bytes; None for packages, whose simulation has none."""
-    return None if step.run.software == PACKAGES else reserved_memory(step.model, step.run, hardware)
+    """Reserved bytes, at least the peak; None for packages, whose simulation has none."""
+    size = None if step.run.software == PACKAGES else reserved_memory(step.model, step.run, hardware)
+    return None if size is None else max(size, step.memory.peak)
 
 
 def _experts(step: Estimate) -> list[str]:
