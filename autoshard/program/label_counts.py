@@ -2,7 +2,8 @@
 that of the whole step, known before the first backward. So it is counted of the inputs alone, by a program of its own.
 
 A mean is weighted by its share of the labels where the step's loss is linear in it. The mean of a function of it, such
-as a focal loss of the mean, is no function of the step's mean: it is averaged over the micro-batches as it is.
+as a focal loss of the mean, is no function of the step's mean: it is averaged over the micro-batches as it is, and so
+is a mean that a buffer is updated from.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def label_means(graph: Graph) -> dict[str, bool]:
     dtypes = {tensor.name: tensor.dtype for tensor in graph.tensors}
     means = [op for op in graph.ops if _is_label_mean(op, dtypes)]
     origins = {op.results[0]: {op.name} for op in means}  # tensor that the loss depends on -> the means in it
-    linear, needed = {op.name: True for op in means}, {graph.loss}
+    buffers = {value for _, value in graph.buffer_updates}  # each is updated from its micro-batch's own mean
+    linear, needed = {op.name: True for op in means}, {graph.loss, *buffers}
     for op in reversed(graph.ops):
         needed |= {*op.operands} if not needed.isdisjoint(op.results) else set()
     for op in graph.ops:
@@ -44,7 +46,7 @@ def label_means(graph: Graph) -> dict[str, bool]:
             inside = set().union(*(origins[name] for name in op.operands if name in origins))
             linear |= {} if _is_linear(op, places) else dict.fromkeys(inside, False)
             origins |= dict.fromkeys(op.results, inside)
-    return linear
+    return linear | dict.fromkeys(set().union(*(origins.get(value, ()) for value in buffers)), False)
 
 
 def _is_linear(op: Op, places: Sequence[int]) -> bool:
