@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autoshard.costs.temporaries import temporary
+from autoshard.costs.temporaries import saved_difference, temporary
+from autoshard.ir.graph import Attribute, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
@@ -24,7 +27,8 @@ ATTRIBUTES: dict[str, dict[str, object]] = {
     "clamp_min": {"min": 0.6}, "nan_to_num": {"nan": None, "posinf": None, "neginf": None},
 }  # fmt: skip
 OF_TENSORS = {"copysign": 2, "where": 3, "lerp": 3, "addcmul": 3, "addcdiv": 3}
-ONE_DIM = {"dim": (1,), "keepdim": False}
+ONE_DIM: dict[str, Attribute] = {"dim": (1,), "keepdim": False}
+DIM: dict[str, Attribute] = {"dim": 1, "keepdim": False}
 
 
 def unit(*shapes: Shape, gradients: str = "111") -> tuple[Operand, ...]:
@@ -60,34 +64,82 @@ OTHERS = [
     *(case(f"aten.{name}", unit(WIDE), dim=1, dtype=None) for name in ("cumsum", "cumprod")),
     case("aten.prod", unit(WIDE), dim=1, keepdim=False, dtype=None),
     case("aten.logcumsumexp", unit(WIDE), dim=1),
-    case("aten.norm", unit(WIDE), p=2, **ONE_DIM),
-    case("aten.linalg_vector_norm", unit(WIDE), ord=2, dtype=None, **ONE_DIM),
+    *(case("aten.norm", unit(WIDE), p=p, **ONE_DIM) for p in (2, math.inf)),
+    *(case("aten.linalg_vector_norm", unit(WIDE), ord=p, dtype=None, **ONE_DIM) for p in (2, math.inf)),
+    *(case(f"aten.{name}", unit(WIDE)) for name in ("max", "min", "median")),
+    case("aten.max", unit(WIDE), **DIM),
+    *(case("aten.dist", unit(WIDE, WIDE, gradients=n), p=2.0) for n in ("10", "11")),
+    *(case("aten.prelu", unit(WIDE, (512,), gradients=n)) for n in ("10", "11")),
     case("aten.outer", unit((256,), (256,))),
-    *(case(f"aten.linalg_{name}", unit((8, 64, 64))) for name in ("cholesky", "inv", "slogdet")),
+    *(
+        case(f"aten.linalg_{name}", unit((8, 64, 64)))
+        for name in ("cholesky", "inv", "slogdet", "det", "eigh", "qr", "svd")
+    ),
     *(case("aten.l1_loss", unit(WIDE, WIDE, gradients="10"), reduction=mean) for mean in (0, 1)),
     *(case("aten.kl_div", unit(WIDE, WIDE, gradients=n), reduction=1, log_target=False) for n in ("10", "11")),
 ]
+LOGISTIC = "aten.binary_cross_entropy_with_logits"
+LOSSES = [
+    *(
+        case(f"aten.{name}", unit(WIDE, WIDE, gradients="10"), reduction=reduction, **more)
+        for reduction in (0, 1, 2)
+        for name, more in (
+            ("mse_loss", {}), ("smooth_l1_loss", {"beta": 1.0}), ("huber_loss", {"delta": 1.0}),
+            ("soft_margin_loss", {}), ("binary_cross_entropy", {}), ("binary_cross_entropy_with_logits", {}),
+            ("kl_div", {"log_target": False}), ("l1_loss", {}),
+        )
+    ),
+    case(LOGISTIC, (*unit(WIDE, WIDE, gradients="10"), None, *unit(ROW, gradients="0")), reduction=1),
+]  # fmt: skip
 LESS = {"addcdiv", "atan2", "l1_loss", "kl_div"}  # where one operand needs none, or is a row
 
 
-@pytest.mark.parametrize("one", [*elementwise(), *OTHERS], ids=case_id)
-def test_backward_takes_what_is_said(one: OpCase) -> None:
-    """Never more than is said; nor less, of operands, results and their gradients together, by more than 5 %."""
+@dataclass(frozen=True)
+class Ran:
+    """A call, and what stands in a program for it."""
+
+    operands: list[torch.Tensor | None]
+    results: list[torch.Tensor]
+    facts: tuple[Mesh, Op, str, tuple[LocalTensor | None, ...], tuple[Layout, ...], tuple[LocalTensor, ...]]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [x for x in self.operands if x is not None]
+
+
+def ran(one: OpCase) -> Ran:
     torch.manual_seed(0)
-    tensors = [tensor_of(operand, one.target) for operand in one.operands if operand]
+    tensors = [None if operand is None else tensor_of(operand, one.target) for operand in one.operands]
     output = call(one.target, tensors, dict(one.attributes))
     results = [y for y in (output if isinstance(output, list | tuple) else [output]) if y.requires_grad]
-    shapes = [[tuple(x.shape) for x in each] for each in (tensors, results)]
-    _, op = one_op(one.target, list(shapes[0]), shapes[1], **dict(one.attributes))
-    operands, made = (tuple(map(local, each)) for each in (tensors, results))
-    layouts = (Layout.parse("R"),) * len(operands)
-    said = temporary(Mesh.parse("dp=1"), op, "", operands, layouts, made).backward
-    around = sum(x.bytes * (1 + x.requires_grad) for x in (*operands, *made))
-    inputs, gradients = [x for x in tensors if x.requires_grad], [torch.rand_like(y) for y in results]
-    found = peak(lambda: torch.autograd.grad(results, inputs, gradients)) - sum(x.nbytes for x in inputs)
+    shapes = [None if x is None else tuple(x.shape) for x in tensors]
+    _, op = one_op(one.target, shapes, [tuple(y.shape) for y in results], **dict(one.attributes))
+    operands = tuple(None if x is None else local(x) for x in tensors)
+    facts = (Mesh.parse("dp=1"), op, "", operands, (Layout.parse("R"),) * len(operands), tuple(map(local, results)))
+    return Ran(tensors, results, facts)
+
+
+@pytest.mark.parametrize("one", [*elementwise(), *OTHERS, *LOSSES], ids=case_id)
+def test_backward_takes_what_is_said(one: OpCase) -> None:
+    """Never more than is said; nor less, of operands, results and their gradients together, by more than 5 %."""
+    this = ran(one)
+    said = temporary(*this.facts).backward
+    around = sum(local(x).bytes * (1 + x.requires_grad) for x in (*this.tensors, *this.results))
+    inputs, gradients = [x for x in this.tensors if x.requires_grad], [torch.rand_like(y) for y in this.results]
+    found = peak(lambda: torch.autograd.grad(this.results, inputs, gradients)) - sum(x.nbytes for x in inputs)
     assert found <= said + 0.01 * around
     if one.target.partition(".")[2] not in LESS:
         assert around + said <= 1.05 * (around + found)
+
+
+@pytest.mark.parametrize("one", LOSSES, ids=lambda one: f"{case_id(one)} {dict(one.attributes)['reduction']}")
+def test_a_loss_takes_what_is_said(one: OpCase) -> None:
+    """While it runs, and after: some reduced ones keep the storage of the whole loss."""
+    this, made = ran(one), []
+    most = peak(lambda: made.append(call(one.target, [*this.operands], dict(one.attributes))))
+    held, stays = temporary(*this.facts).forward, saved_difference(*this.facts).more_bytes
+    assert most == pytest.approx(this.results[0].nbytes + held + stays, abs=64)
+    assert made[0].untyped_storage().nbytes() == (stays or made[0].nbytes)
 
 
 def local(x: torch.Tensor) -> LocalTensor:

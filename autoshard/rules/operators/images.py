@@ -12,6 +12,7 @@ from autoshard.rules.algebra.argument_rules import (
 )
 from autoshard.rules.algebra.operator_record import Operator, each
 from autoshard.rules.algebra.saved_for_backward import NOTHING
+from autoshard.rules.algebra.variant_record import temporaries
 
 
 def resize(call: OperatorCall) -> str:
@@ -90,7 +91,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "aten.pixel_shuffle": Operator(rule=pixel_shuffle, spelling="F.pixel_shuffle({0}, {upscale_factor})"),
     "aten.pixel_unshuffle": Operator(rule=pixel_shuffle, spelling="F.pixel_unshuffle({0}, {downscale_factor})"),
-    "aten.prelu": Operator(rule=prelu, autocast="low", spelling="F.prelu({0}, {1})"),
+    "aten.prelu": Operator(rule=prelu, autocast="low", holds=temporaries({0: 1, 1: 0}), spelling="F.prelu({0}, {1})"),
     **each(
         "upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d "
         "upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "

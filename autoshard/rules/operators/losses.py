@@ -21,6 +21,8 @@ from autoshard.rules.algebra.operator_record import Operator, TensorParallel, ea
 from autoshard.rules.algebra.saved_for_backward import Kept, Operands, keeps
 from autoshard.rules.algebra.variant_record import (
     ACCUMULATED,
+    Formulas,
+    Holds,
     Inside,
     KeptTensors,
     Layouts,
@@ -246,14 +248,53 @@ def parallel_cross_entropy_keeps(
     return KeptTensors((1,), float(logits.bytes + KEPT_OF_A_ROW * _rows(op, logits)))
 
 
+def loss_holds(formulas: Formulas, forward: float = 0.0) -> Holds:
+    """`temporaries`; one tensor more in the forward of a loss that is reduced, which is made whole first."""
+
+    def rule(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+        return temporaries(formulas, forward + _is_reduced(op))(mesh, op, operands, layouts, results)
+
+    return rule
+
+
+def _is_reduced(op: Op) -> bool:
+    return dict(op.attributes).get("reduction", MEAN) != NONE
+
+
+def logistic_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes; `pos_weight`: backward multiplies it by the labels, and by their sigmoids."""
+    weighted = len(operands) > 3 and operands[3] is not None
+    return loss_holds({0: 2 if weighted else 0}, 1)(mesh, op, operands, layouts, results)
+
+
+def resized_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
+    """A result that torch makes as large as the operands, then resizes to one number: its storage stays as large."""
+    largest = max(bytes_of(x) for x in operands)
+    return KeptTensors(more_bytes=largest if _is_reduced(op) else 0.0)
+
+
+def parallel_loss_holds(
+    mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors
+) -> Temporary:
+    """Temporary bytes of the loss; of a result that is resized, its storage, too: it is divided by the count."""
+    known = OPERATORS[op.target]
+    held = known.holds(mesh, op, operands, layouts, results) if known.holds else Temporary()
+    resized = resized_keeps(mesh, op, operands, layouts, results).more_bytes if known.keeps else 0.0
+    return replace(held, forward=held.forward + resized)
+
+
 _NLL = "F.nll_loss({0}, {1}<weight:2><ignore_index=-100><reduction='mean'>)"
 OPERATORS: dict[str, Operator] = {
     "aten.binary_cross_entropy": Operator(
-        rule=elementwise, autocast="high", spelling="F.binary_cross_entropy({0}, {1}<weight:2><reduction='mean'>)"
+        rule=elementwise,
+        autocast="high",
+        keeps=resized_keeps,
+        spelling="F.binary_cross_entropy({0}, {1}<weight:2><reduction='mean'>)",
     ),
     "aten.binary_cross_entropy_with_logits": Operator(
         rule=elementwise,
         autocast="high",
+        holds=logistic_holds,
         spelling="F.binary_cross_entropy_with_logits({0}, {1}<weight:2><reduction='mean'><pos_weight:3>)",
     ),
     "aten.cosine_embedding_loss": Operator(rule=embedding_pairs, autocast="high"),
@@ -271,18 +312,26 @@ OPERATORS: dict[str, Operator] = {
         chooses="classes",
     ),
     **each("hinge_embedding_loss margin_ranking_loss", Operator(rule=elementwise, autocast="high")),
-    "aten.kl_div": Operator(rule=elementwise, autocast="high", holds=temporaries({0: 2, 1: 3.75}, 2)),
+    "aten.kl_div": Operator(rule=elementwise, autocast="high", holds=loss_holds({0: 2, 1: 3.75}, 2)),
     "aten.huber_loss": Operator(
-        rule=elementwise, autocast="high", spelling="F.huber_loss({0}, {1}<reduction='mean'><delta=1.0>)"
+        rule=elementwise,
+        autocast="high",
+        holds=loss_holds({}),
+        spelling="F.huber_loss({0}, {1}<reduction='mean'><delta=1.0>)",
     ),
     "aten.l1_loss": Operator(
-        holds=temporaries({0: 2, 1: 0}, 1),
+        holds=loss_holds({0: 2, 1: 0}, 1),
         rule=elementwise,
         autocast="high",
         spelling="F.l1_loss({0}, {1}<reduction='mean'>)",
     ),
     "aten.mse_loss": Operator(
-        rule=mse, saves=keeps(0, 1), autocast="high", spelling="F.mse_loss({0}, {1}<reduction='mean'>)"
+        rule=mse,
+        saves=keeps(0, 1),
+        autocast="high",
+        holds=loss_holds({}),
+        keeps=resized_keeps,
+        spelling="F.mse_loss({0}, {1}<reduction='mean'>)",
     ),
     **each("multi_margin_loss multilabel_margin_loss triplet_margin_loss", Operator(autocast="high")),
     "aten.nll_loss": Operator(rule=nll, autocast="high", spelling=_NLL, chooses="classes"),
@@ -292,10 +341,18 @@ OPERATORS: dict[str, Operator] = {
     ),
     "aten.poisson_nll_loss": Operator(rule=elementwise, autocast="high", in_torch=True),
     "aten.smooth_l1_loss": Operator(
-        rule=elementwise, autocast="high", spelling="F.smooth_l1_loss({0}, {1}<reduction='mean'><beta=1.0>)"
+        rule=elementwise,
+        autocast="high",
+        holds=loss_holds({}),
+        keeps=resized_keeps,
+        spelling="F.smooth_l1_loss({0}, {1}<reduction='mean'><beta=1.0>)",
     ),
     "aten.soft_margin_loss": Operator(
-        rule=elementwise, autocast="high", spelling="F.soft_margin_loss({0}, {1}<reduction='mean'>)"
+        rule=elementwise,
+        autocast="high",
+        holds=temporaries({0: 2}),
+        keeps=resized_keeps,
+        spelling="F.soft_margin_loss({0}, {1}<reduction='mean'>)",
     ),
 }
 VARIANTS: dict[str, OperatorVariant] = {
@@ -309,6 +366,6 @@ VARIANTS: dict[str, OperatorVariant] = {
         widened=of_whole_classes,
     ),
     "parallel_nll_loss": OperatorVariant(localise=localise_classes, collectives=nll_collectives),
-    "parallel_loss": OperatorVariant(localise=localise_loss),
-    "parallel_mse_loss": OperatorVariant(localise=localise_mse),
+    "parallel_loss": OperatorVariant(localise=localise_loss, holds=parallel_loss_holds),
+    "parallel_mse_loss": OperatorVariant(localise=localise_mse, holds=parallel_loss_holds),
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from math import prod
 
+from autoshard.ir.graph import Op
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     Axes,
     Local,
@@ -15,7 +18,14 @@ from autoshard.rules.algebra.argument_rules import (
 )
 from autoshard.rules.algebra.operator_record import Operator, each, with_formulas
 from autoshard.rules.algebra.saved_for_backward import NOTHING, keeps
-from autoshard.rules.algebra.variant_record import Formulas, OperatorVariant, temporaries
+from autoshard.rules.algebra.variant_record import (
+    Formulas,
+    Layouts,
+    LocalTensors,
+    OperatorVariant,
+    Temporary,
+    temporaries,
+)
 from autoshard.rules.operators.normalisation import over_dim
 
 
@@ -87,8 +97,22 @@ def localise_mean(local: Local) -> tuple[dict[str, LocalAttribute], Axes]:
     return {"dim": call.dims(), "keepdim": bool(call.get("keepdim")), "count": count}, ()
 
 
+def extreme_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes in backward of an extreme of all elements: (x == y) * (g / (x == y).sum()), in its dtype."""
+    formulas: Formulas = {} if "dim" in dict(op.attributes) else {0: 2.25}
+    return temporaries(formulas)(mesh, op, operands, layouts, results)
+
+
+def norm_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes in backward: x * (g / y); of the largest, x.sgn() * (abs(x) == y) * (g / count)."""
+    attributes = dict(op.attributes)
+    power = attributes.get("p", attributes.get("ord", 2))
+    largest = isinstance(power, float) and math.isinf(power)
+    return temporaries({0: 3.25 if largest else 1})(mesh, op, operands, layouts, results)
+
+
 FORMULAS: list[tuple[str, Formulas]] = [  # as in elementwise.py
-    ("linalg_vector_norm norm std var", {0: 1}),  # x * (g / y), 2 / n * g * (x - x.mean())
+    ("std var", {0: 1}),  # 2 / n * g * (x - x.mean())
     ("std_mean var_mean", {0: 2}),  # of both results
     ("amax amin", {0: 1.25}),  # (x == y) * (g / (x == y).sum())
     ("cumsum", {0: 2}),  # g.flip().cumsum().flip()
@@ -108,7 +132,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.cosine_similarity": Operator(autocast="high", in_torch=True),
     **each("count_nonzero gradient pairwise_distance quantile", Operator(in_torch=True)),
     "aten.cummax": Operator(rule=over_dim, in_torch=True, dims="dim"),
-    **each("cummin kthvalue median mode nansum std_mean var_mean", Operator(in_torch=True, dims="dim")),
+    **each("cummin kthvalue mode nansum std_mean var_mean", Operator(in_torch=True, dims="dim")),
     "aten.cumprod": Operator(
         rule=over_dim,
         saves=keeps(0, results=(0,)),
@@ -125,10 +149,10 @@ OPERATORS: dict[str, Operator] = {
         dims="dim",
     ),
     "aten.diff": Operator(rule=diff, spelling="torch.diff({0}<n=1><dim=-1><prepend:1><append:2>)", dims="dim"),
-    "aten.dist": Operator(autocast="high", in_torch=True),
+    "aten.dist": Operator(autocast="high", in_torch=True, holds=temporaries({0: 2, 1: 2}, 1)),
     "aten.linalg_matrix_norm": Operator(autocast="high_by_default"),
     "aten.linalg_norm": Operator(autocast="high_by_default"),
-    "aten.linalg_vector_norm": Operator(rule=whole_over, autocast="high_by_default", dims="dim"),
+    "aten.linalg_vector_norm": Operator(rule=whole_over, autocast="high_by_default", holds=norm_holds, dims="dim"),
     "aten.logcumsumexp": Operator(rule=over_dim, saves=keeps(0, results=(0,)), in_torch=True, dims="dim"),
     "aten.logsumexp": Operator(
         holds=temporaries({0: 2}, 1),
@@ -137,12 +161,12 @@ OPERATORS: dict[str, Operator] = {
         spelling="{0}.logsumexp({dim}<keepdim=False>)",
         dims="dim",
     ),
-    "aten.max": Operator(rule=whole_over_one, in_torch=True, dims="dim"),
+    **each("max min", Operator(rule=whole_over_one, in_torch=True, holds=extreme_holds, dims="dim")),
     "aten.mean": Operator(rule=mean, saves=NOTHING, spelling="{0}.mean(<@dim><keepdim=False><dtype>)", dims="dim"),
-    "aten.min": Operator(rule=whole_over_one, in_torch=True, dims="dim"),
+    "aten.median": Operator(in_torch=True, holds=extreme_holds, dims="dim"),
     "aten.nanmean": Operator(dims="dim"),
     "aten.nanmedian": Operator(dims="dim"),
-    "aten.norm": Operator(rule=whole_over, autocast="high", in_torch=True, dims="dim"),
+    "aten.norm": Operator(rule=whole_over, autocast="high", in_torch=True, holds=norm_holds, dims="dim"),
     "aten.prod": Operator(rule=whole_over_one, autocast="high_by_default", in_torch=True, dims="dim"),
     "aten.sort": Operator(rule=along_dim, in_torch=True, dims="dim"),
     "aten.std": Operator(rule=whole_over, in_torch=True, dims="dim"),
