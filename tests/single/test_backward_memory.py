@@ -68,6 +68,7 @@ OTHERS = [
     *(case("aten.linalg_vector_norm", unit(WIDE), ord=p, dtype=None, **ONE_DIM) for p in (2, math.inf)),
     *(case(f"aten.{name}", unit(WIDE)) for name in ("max", "min", "median")),
     case("aten.max", unit(WIDE), **DIM),
+    *(case("aten.cosine_similarity", unit(WIDE, WIDE, gradients=n), dim=1, eps=1e-8) for n in ("10", "11")),
     *(case("aten.dist", unit(WIDE, WIDE, gradients=n), p=2.0) for n in ("10", "11")),
     *(case("aten.prelu", unit(WIDE, (512,), gradients=n)) for n in ("10", "11")),
     case("aten.outer", unit((256,), (256,))),
@@ -91,7 +92,13 @@ LOSSES = [
     ),
     case(LOGISTIC, (*unit(WIDE, WIDE, gradients="10"), None, *unit(ROW, gradients="0")), reduction=1),
 ]  # fmt: skip
-LESS = {"addcdiv", "atan2", "l1_loss", "kl_div"}  # where one operand needs none, or is a row
+LESS = {
+    "addcdiv",
+    "atan2",
+    "l1_loss",
+    "kl_div",
+    "cosine_similarity",
+}  # where one operand needs none, or is a row, or kept tensors go
 
 
 @dataclass(frozen=True)

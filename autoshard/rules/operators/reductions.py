@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from math import prod
 
 from autoshard.ir.graph import Op
@@ -20,10 +21,12 @@ from autoshard.rules.algebra.operator_record import Operator, each, with_formula
 from autoshard.rules.algebra.saved_for_backward import NOTHING, keeps
 from autoshard.rules.algebra.variant_record import (
     Formulas,
+    KeptTensors,
     Layouts,
     LocalTensors,
     OperatorVariant,
     Temporary,
+    bytes_of,
     temporaries,
 )
 from autoshard.rules.operators.normalisation import over_dim
@@ -111,6 +114,17 @@ def norm_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, res
     return temporaries({0: 3.25 if largest else 1})(mesh, op, operands, layouts, results)
 
 
+def cosine_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
+    """One operand over its norm for each that needs a gradient."""
+    return KeptTensors(more_bytes=bytes_of(*(x for x in operands if x is not None and x.requires_grad)))
+
+
+def cosine_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes: the operands over their norms, less those kept, and their product."""
+    held = temporaries({0: 4, 1: 4}, 3)(mesh, op, operands, layouts, results)
+    return replace(held, forward=held.forward - cosine_keeps(mesh, op, operands, layouts, results).more_bytes)
+
+
 FORMULAS: list[tuple[str, Formulas]] = [  # as in elementwise.py
     ("std var", {0: 1}),  # 2 / n * g * (x - x.mean())
     ("std_mean var_mean", {0: 2}),  # of both results
@@ -129,7 +143,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.argmin": Operator(rule=whole_over_one, spelling="{0}.argmin(<@dim><keepdim=False>)", dims="dim"),
     "aten.argsort": Operator(rule=along_dim, in_torch=True, dims="dim"),
     **each("cdist frobenius_norm nuclear_norm pdist", Operator(autocast="high")),
-    "aten.cosine_similarity": Operator(autocast="high", in_torch=True),
+    "aten.cosine_similarity": Operator(autocast="high", in_torch=True, holds=cosine_holds, keeps=cosine_keeps),
     **each("count_nonzero gradient pairwise_distance quantile", Operator(in_torch=True)),
     "aten.cummax": Operator(rule=over_dim, in_torch=True, dims="dim"),
     **each("cummin kthvalue mode nansum std_mean var_mean", Operator(in_torch=True, dims="dim")),
