@@ -16,7 +16,7 @@ time where steps accumulate, and so is its flat gradient under ZeRO 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from autoshard.program.gradient_buckets import backward_ends
 from autoshard.program.instruction_storage import InstructionStorage, facts
 from autoshard.program.module_scopes import results_of
 from autoshard.program.weight_buckets import gradient_ready_at, parameter_paths
+from autoshard.rules.operators import record
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.timeline import Held
 from autoshard.simulation.weight_spans import flat_gradients, flat_weights
@@ -156,6 +157,8 @@ class _Lives:
         self.used: dict[str, int] = {}
         self.keepers: dict[str, list[int]] = {}  # storage -> the instructions that keep it
         self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
+        self.widened: list[Span] = []  # gradients of views larger than their storage
+        self.expanded: dict[str, int] = {}  # views larger than their storage -> the instructions that make them
         self.extra_saved: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `saved_extra`
         for index, instruction in enumerate(program.instructions):
             if isinstance(instruction, Compute):
@@ -170,9 +173,16 @@ class _Lives:
         for name in known.results:
             if root[name] == name:
                 self.maker[name] = index
+            elif self.program.largest[name].bytes > self.program.largest[root[name]].bytes:
+                self.expanded[name] = index
         for position, name in enumerate(known.operands):
             if name is not None and position not in known.aliases.values() and not self._passes_on(index):
-                self.users.setdefault(root[name], []).append(index)
+                if name in self.expanded and self.program.value(name).requires_grad and not self._moves(index):
+                    grad = Held(name, "gradient", float(self.program.largest[name].bytes))
+                    self.widened.append(Span(grad, self._mirror(index), self._mirror(self.expanded[name])))
+                users = self.users.setdefault(root[name], [])
+                if index not in users or self._makes_another(index, name, known.operands[:position]):
+                    users.append(index)
         without = self.extra_saved[index][0] if index in self.extra_saved else ()
         for name in known.retained_without(without):
             self.keepers.setdefault(root[name], []).append(index)
@@ -181,6 +191,19 @@ class _Lives:
         """True if backward gives the operands the gradient of the result itself."""
         instruction = self.program.instructions[index]
         return isinstance(instruction, Compute) and instruction.target in _PASSES_ON
+
+    def _moves(self, index: int) -> bool:
+        """True if backward only moves the result's gradient, as that of a copy."""
+        instruction = self.program.instructions[index]
+        return isinstance(instruction, Compute) and record(instruction.target).moves
+
+    def _makes_another(self, index: int, name: str, before: Sequence[str | None]) -> bool:
+        """Does backward make one more gradient of a storage that an earlier operand shows, too? Not of a part of it; of
+        x * x `temporary` counts both."""
+        instruction, whole = self.program.instructions[index], self.program.largest[self.storage.root[name]].bytes
+        if not isinstance(instruction, Compute) or self.program.largest[name].bytes < whole:
+            return False
+        return name not in before or record(instruction.target).holds is None
 
     def spans(self) -> list[Span]:
         last = len(self.program.instructions) - 1
@@ -196,7 +219,7 @@ class _Lives:
         if not self.program.has_backward:
             return [*spans, *self._working()]
         flat = (*flat_weights(self.program, self.storage.regathers), *flat_gradients(self.program, self.accumulates))
-        return [*spans, *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
+        return [*spans, *self.widened, *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
 
     def gradients(self) -> list[Span]:
         """Spans of the parameters' gradients, from each one's last use, whose backward comes first. None without a
@@ -233,9 +256,11 @@ class _Lives:
         return self._mirror(self.ends.get(name, 0))
 
     def _summands(self, held: Held, name: str) -> list[Span]:
-        """Spans of what each use but the last adds to the gradient."""
-        earlier = [self._mirror(user) for user in self.users.get(name, []) if user != self.used[name]]
-        return [Span(held, step, step) for step in earlier]
+        """Spans of what each use but the last adds to the gradient. The last may be several, of views of one tensor."""
+        users = list(self.users.get(name, []))
+        if self.used.get(name) in users:
+            users.remove(self.used[name])
+        return [Span(held, self._mirror(user), self._mirror(user)) for user in users]
 
     def _local(self, name: str) -> LocalTensor:
         return self.program.largest[name]

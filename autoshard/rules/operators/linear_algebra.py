@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.ir.graph import DTYPE_BYTES, Op, Tensor
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import NoRule, OperatorCall, linear_factors
 from autoshard.rules.algebra.float8_products import FLOAT8, holds
 from autoshard.rules.algebra.operator_record import Operator, Product, TensorParallel, each
 from autoshard.rules.algebra.saved_for_backward import FACTORS, RESULT, Kept, Operands, product
-from autoshard.rules.algebra.variant_record import temporaries
+from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary, temporaries
 
 
 def matmul(call: OperatorCall) -> str:
@@ -63,6 +64,14 @@ def outer(call: OperatorCall) -> str:
     return "a, b -> a b" + linear_factors(call)
 
 
+def bilinear_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes of the products of all pairs of inputs in a row, for one result."""
+    x, y = operands[:2]
+    assert x is not None and y is not None
+    size = float(x.bytes * y.shape[-1])
+    return Temporary(size, size)
+
+
 OPERATORS: dict[str, Operator] = {
     **each("addbmm chain_matmul linalg_multi_dot linalg_vecdot", Operator(autocast="low")),
     "aten.addmm": Operator(
@@ -75,7 +84,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.addmv": Operator(autocast="low", in_torch=True),
     "aten.addr": Operator(autocast="low", in_torch=True),
     "aten.baddbmm": Operator(rule=baddbmm, saves=product(1, 2), autocast="low", work=ADDMM, in_torch=True),
-    "aten.bilinear": Operator(autocast="widest", in_torch=True),
+    "aten.bilinear": Operator(autocast="widest", in_torch=True, holds=bilinear_holds),
     "aten.bmm": Operator(
         rule="b m k, b k n -> b m n | sum: k",
         saves=FACTORS,

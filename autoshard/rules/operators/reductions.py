@@ -119,13 +119,20 @@ def cosine_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, r
     return KeptTensors(more_bytes=bytes_of(*(x for x in operands if x is not None and x.requires_grad)))
 
 
+def distance_keeps(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> KeptTensors:
+    """Both operands with their squared norms beside them: distances are sums of products."""
+    return KeptTensors(more_bytes=bytes_of(*operands))
+
+
 def cosine_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
     """Temporary bytes: the operands over their norms, less those kept, and their product."""
-    held = temporaries({0: 4, 1: 4}, 3)(mesh, op, operands, layouts, results)
+    held = temporaries({0: 3, 1: 2}, 3)(mesh, op, operands, layouts, results)
     return replace(held, forward=held.forward - cosine_keeps(mesh, op, operands, layouts, results).more_bytes)
 
 
 FORMULAS: list[tuple[str, Formulas]] = [  # as in elementwise.py
+    ("nanmean nansum", {0: 1.5}),  # g * x.isnan().logical_not(), as floats
+    ("diff", {0: 1}),  # the gradients of both ends, each padded
     ("std var", {0: 1}),  # 2 / n * g * (x - x.mean())
     ("std_mean var_mean", {0: 2}),  # of both results
     ("amax amin", {0: 1.25}),  # (x == y) * (g / (x == y).sum())
@@ -142,7 +149,8 @@ OPERATORS: dict[str, Operator] = {
     "aten.argmax": Operator(rule=whole_over_one, spelling="{0}.argmax(<@dim><keepdim=False>)", dims="dim"),
     "aten.argmin": Operator(rule=whole_over_one, spelling="{0}.argmin(<@dim><keepdim=False>)", dims="dim"),
     "aten.argsort": Operator(rule=along_dim, in_torch=True, dims="dim"),
-    **each("cdist frobenius_norm nuclear_norm pdist", Operator(autocast="high")),
+    "aten.cdist": Operator(autocast="high", holds=temporaries({0: 3, 1: 3}, 1), keeps=distance_keeps),
+    **each("frobenius_norm nuclear_norm pdist", Operator(autocast="high")),
     "aten.cosine_similarity": Operator(autocast="high", in_torch=True, holds=cosine_holds, keeps=cosine_keeps),
     **each("count_nonzero gradient pairwise_distance quantile", Operator(in_torch=True)),
     "aten.cummax": Operator(rule=over_dim, in_torch=True, dims="dim"),

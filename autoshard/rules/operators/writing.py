@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autoshard.ir.graph import Op, Tensor
+from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     NoRule,
     OperatorCall,
@@ -10,6 +12,8 @@ from autoshard.rules.algebra.argument_rules import (
     term,
 )
 from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator
+from autoshard.rules.algebra.saved_for_backward import Kept, Operands
+from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary, temporaries
 from autoshard.rules.operators.indexing import scatter
 
 
@@ -73,6 +77,21 @@ def spell_index_put(writer: CodeWriter, operands: Names, arguments: Given) -> st
     return f"torch.ops.aten.index_put({operands[0]}, [{indices}], {operands[-1]}{accumulate})"
 
 
+_REDUCED: dict[object, tuple[float, float]] = {  # tensors that the gradient makes before its result, and the forward
+    "amax": (8.25, 0), "amin": (8.25, 0), "mean": (4, 2.25), "prod": (12, 0),
+}  # fmt: skip
+
+
+def scatter_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    return ((0, 1, 2), (0,), 0) if dict(op.attributes).get("reduce") in _REDUCED else ((1,), (), 0)
+
+
+def scatter_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
+    """Temporary bytes of masks of extremes, counts of a mean, products of the others."""
+    backward, forward = _REDUCED.get(dict(op.attributes).get("reduce"), (0, 0))
+    return temporaries({2: backward}, forward)(mesh, op, operands, layouts, results)
+
+
 OPERATORS: dict[str, Operator] = {
     "aten.bucketize": Operator(rule=bucketize, in_torch=True),
     "aten.index_copy": Operator(
@@ -82,5 +101,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.index_put": Operator(rule=index_put, autocast="widest", spelling=spell_index_put, in_torch=True),
     "aten.index_reduce": Operator(in_torch=True, chooses="along", dims="dim"),
     "aten.one_hot": Operator(rule=one_hot, spelling="F.one_hot({0}, {num_classes})"),
-    "aten.scatter_reduce": Operator(rule=scatter, in_torch=True, chooses="along", dims="dim"),
+    "aten.scatter_reduce": Operator(
+        rule=scatter, saves=scatter_saves, in_torch=True, holds=scatter_holds, chooses="along", dims="dim"
+    ),
 }
