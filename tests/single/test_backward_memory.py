@@ -18,10 +18,12 @@ from autoshard.ir.graph import Attribute, Op
 from autoshard.ir.layout import Layout
 from autoshard.ir.local_op import LocalTensor
 from autoshard.ir.mesh import Mesh
+from autoshard.rules.cases import ALL
+from autoshard.rules.operators import record
 from autoshard.rules.operators.elementwise import FORMULAS
 from autoshard.rules.proof.case_text import Shape, case, case_id
 from autoshard.rules.proof.operator_call import call
-from autoshard.rules.proof.rule_proof import OpCase, Operand
+from autoshard.rules.proof.rule_proof import OpCase, Operand, one_op_graph, random_operands
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from tests.rule_graphs import one_op
@@ -145,6 +147,38 @@ def test_a_loss_takes_what_is_said(one: OpCase) -> None:
     held, stays = temporary(*this.facts).forward, saved_difference(*this.facts).more_bytes
     assert most == pytest.approx(this.results[0].nbytes + held + stays, abs=64)
     assert made[0].untyped_storage().nbytes() == (stays or made[0].nbytes)
+
+
+# Kernels of the CPU, which keep something else, and what torch composes of several operators
+OTHERWISE = {
+    "_log_softmax", "adaptive_avg_pool2d", "alpha_dropout", "cross_entropy_loss", "experts", "feature_alpha_dropout",
+    "group_norm", "gru", "hinge_embedding_loss", "instance_norm", "kl_div", "l1_loss", "lstm", "margin_ranking_loss",
+    "matmul", "poisson_nll_loss", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell",
+    "scaled_dot_product_attention",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("one", [one for one in ALL if one.target.partition(".")[2] not in OTHERWISE], ids=case_id)
+def test_backward_finds_what_is_said_to_be_kept(one: OpCase) -> None:
+    """The operands and results that autograd saves."""
+    graph, kept = one_op_graph(one), []
+    inputs = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in random_operands(one, 0)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(storage_of(x)) or x, lambda x: x):  # type: ignore[func-returns-value]
+        output = call(one.target, inputs, dict(one.attributes))
+    results = [y for y in (output if isinstance(output, list | tuple) else [output]) if isinstance(y, torch.Tensor)]
+    (op,), tensors = graph.ops, {tensor.name: tensor for tensor in graph.tensors}
+    operands = [None if name is None else tensors[name] for name in op.operands]
+    operand_positions, result_positions, _ = record(op.target).saves(op, operands, [tensors[n] for n in op.results])
+    places = {storage_of(y): ("result", i) for i, y in enumerate(results)}
+    places |= {storage_of(x): ("operand", i) for i, x in enumerate(inputs) if x is not None}
+    said = {("operand", i) for i in operand_positions if i < len(inputs) and inputs[i] is not None}
+    said |= {("result", i) for i in result_positions}
+    found = {places[storage] for storage in kept if storage in places}
+    assert found == said or not any(y.requires_grad for y in results)
+
+
+def storage_of(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 STEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

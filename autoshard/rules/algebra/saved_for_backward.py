@@ -44,3 +44,43 @@ NOTHING = keeps()
 FIRST = keeps(0)
 RESULT = keeps(results=(0,))
 FACTORS = product()
+
+
+def _at_dim(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """Indices of the extremes along a dim; of an extreme of all elements, itself and the operand."""
+    return ((), (1,), 0) if "dim" in dict(op.attributes) else ((0,), (0,), 0)
+
+
+def _between(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    """Indices, which stand between the tensor that is written to and the values."""
+    return tuple(range(1, len(operands) - 1)), (), 0
+
+
+def _mixed(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
+    return ((0, 1, 2) if len(operands) > 2 else ()), (), 0
+
+
+# What autograd keeps of the operators of ATen that say nothing in their record
+SAVED: tuple[tuple[str, Saves], ...] = (
+    (
+        "ceil clone fill floor frac fix mT positive round rsub sign t tril triu trunc view "
+        "feature_dropout im2col pixel_shuffle pixel_unshuffle _upsample_nearest_exact1d _upsample_nearest_exact2d "
+        "_upsample_nearest_exact3d upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d "
+        "upsample_nearest2d upsample_nearest3d upsample_trilinear3d",
+        NOTHING,
+    ),
+    ("index_fill scatter scatter_add", keeps(1)),
+    ("index_add index_copy", keeps(1, 2)),
+    ("gather", keeps(0, 1)),
+    ("scatter_reduce", keeps(0, 1, 2, results=(0,))),
+    ("index_put", _between),
+    ("conv_transpose1d conv_transpose2d conv_transpose3d", keeps(0, 1)),
+    ("addcdiv addcmul", keeps(1, 2)),
+    ("sort topk kthvalue mode", keeps(results=(1,))),
+    ("max min median", _at_dim),
+    ("cummax cummin adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool2d_with_indices "
+     "max_pool3d_with_indices", keeps(0, results=(1,))),
+    ("amax amin linalg_vector_norm logsumexp norm prod std", keeps(0, results=(0,))),
+    ("nll_loss nll_loss2d nll_loss_nd", keeps(0, 1, 2)),
+    ("lerp", _mixed),
+)  # fmt: skip

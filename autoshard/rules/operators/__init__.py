@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoshard.ir.graph import Graph, Op
 from autoshard.rules.algebra.operator_record import Operator
+from autoshard.rules.algebra.saved_for_backward import SAVED
 from autoshard.rules.algebra.variant_record import OperatorVariant
 from autoshard.rules.operators import (
     attention,
@@ -27,7 +30,11 @@ KINDS = (
     linear_algebra, attention, experts, normalisation, elementwise, reductions, views,
     indexing, writing, convolution, images, recurrent, losses, random, creation,
 )  # fmt: skip
-OPERATORS: dict[str, Operator] = {target: record for kind in KINDS for target, record in kind.OPERATORS.items()}
+_KNOWN = {target: known for kind in KINDS for target, known in kind.OPERATORS.items()}
+_SAVED = {f"aten.{name}": saves for names, saves in SAVED for name in names.split()}
+OPERATORS: dict[str, Operator] = _KNOWN | {
+    target: replace(_KNOWN.get(target, Operator()), saves=saves) for target, saves in _SAVED.items()
+}
 VARIANTS: dict[str, OperatorVariant] = {
     name: record for kind in KINDS for name, record in getattr(kind, "VARIANTS", {}).items()
 }

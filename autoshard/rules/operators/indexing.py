@@ -205,7 +205,6 @@ OPERATORS: dict[str, Operator] = {
     ),
     "aten.gather": Operator(
         rule=gather,
-        saves=keeps(1),
         bandwidth="gather",
         spelling="{0}.gather({dim}, {1})",
         chooses="along",

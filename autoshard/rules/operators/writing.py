@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoshard.ir.graph import Op, Tensor
+from autoshard.ir.graph import Op
 from autoshard.ir.mesh import Mesh
 from autoshard.rules.algebra.argument_rules import (
     NoRule,
@@ -12,7 +12,6 @@ from autoshard.rules.algebra.argument_rules import (
     term,
 )
 from autoshard.rules.algebra.operator_record import CodeWriter, Given, Names, Operator
-from autoshard.rules.algebra.saved_for_backward import Kept, Operands
 from autoshard.rules.algebra.variant_record import Layouts, LocalTensors, Temporary, temporaries
 from autoshard.rules.operators.indexing import scatter
 
@@ -82,10 +81,6 @@ _REDUCED: dict[object, tuple[float, float]] = {  # tensors that the gradient mak
 }  # fmt: skip
 
 
-def scatter_saves(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
-    return ((0, 1, 2), (0,), 0) if dict(op.attributes).get("reduce") in _REDUCED else ((1,), (), 0)
-
-
 def scatter_holds(mesh: Mesh, op: Op, operands: LocalTensors, layouts: Layouts, results: LocalTensors) -> Temporary:
     """Temporary bytes of masks of extremes, counts of a mean, products of the others."""
     backward, forward = _REDUCED.get(dict(op.attributes).get("reduce"), (0, 0))
@@ -101,7 +96,5 @@ OPERATORS: dict[str, Operator] = {
     "aten.index_put": Operator(rule=index_put, autocast="widest", spelling=spell_index_put, in_torch=True),
     "aten.index_reduce": Operator(in_torch=True, chooses="along", dims="dim"),
     "aten.one_hot": Operator(rule=one_hot, spelling="F.one_hot({0}, {num_classes})"),
-    "aten.scatter_reduce": Operator(
-        rule=scatter, saves=scatter_saves, in_torch=True, holds=scatter_holds, chooses="along", dims="dim"
-    ),
+    "aten.scatter_reduce": Operator(rule=scatter, in_torch=True, holds=scatter_holds, chooses="along", dims="dim"),
 }
