@@ -16,7 +16,7 @@ time where steps accumulate, and so is its flat gradient under ZeRO 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -156,9 +156,11 @@ class _Lives:
         self.maker: dict[str, int] = {}
         self.used: dict[str, int] = {}
         self.keepers: dict[str, list[int]] = {}  # storage -> the instructions that keep it
-        self.users: dict[str, list[int]] = {}  # storage -> the instructions that make it a gradient of its own
-        self.widened: list[Span] = []  # gradients of views larger than their storage
-        self.expanded: dict[str, int] = {}  # views larger than their storage -> the instructions that make them
+        # A gradient is of a storage, or of a view of another size: a part, or expanded. `owner`: value -> whose it is.
+        self.owner: dict[str, str] = {}
+        self.views: dict[str, int] = {}  # views with a gradient of their own -> the instructions that make them
+        self.read: dict[str, int] = {}  # owner -> its last reader
+        self.users: dict[str, list[int]] = {}  # owner -> the instructions whose backward makes a gradient of it
         self.extra_saved: dict[int, tuple[tuple[int, ...], float]] = {}  # instruction -> see `saved_extra`
         for index, instruction in enumerate(program.instructions):
             if isinstance(instruction, Compute):
@@ -170,19 +172,25 @@ class _Lives:
         for name in (*known.operands, *known.results):
             if name is not None:
                 self.used[root[name]] = index
-        for name in known.results:
+        for position, name in enumerate(known.results):
+            source = known.operands[known.aliases[position]] if position in known.aliases else None
+            self.owner[name] = name
             if root[name] == name:
                 self.maker[name] = index
-            elif self.program.largest[name].bytes > self.program.largest[root[name]].bytes:
-                self.expanded[name] = index
+            elif source is not None and self.program.largest[name].bytes == self.program.largest[source].bytes:
+                self.owner[name] = self.owner.get(source, source)
+            else:
+                self.views[name] = index
+        views = any(name in self.views for name in known.results)
         for position, name in enumerate(known.operands):
-            if name is not None and position not in known.aliases.values() and not self._passes_on(index):
-                if name in self.expanded and self.program.value(name).requires_grad and not self._moves(index):
-                    grad = Held(name, "gradient", float(self.program.largest[name].bytes))
-                    self.widened.append(Span(grad, self._mirror(index), self._mirror(self.expanded[name])))
-                users = self.users.setdefault(root[name], [])
-                if index not in users or self._makes_another(index, name, known.operands[:position]):
-                    users.append(index)
+            if name is None or (position in known.aliases.values() and not views):
+                continue
+            owner = self.owner.get(name, name)
+            self.read[owner] = index
+            users = self.users.setdefault(owner, [])
+            passed = self._passes_on(index) or (owner in self.views and self._moves(index))
+            if not passed and (index not in users or self._makes_another(index, name, known, position)):
+                users.append(index)
         without = self.extra_saved[index][0] if index in self.extra_saved else ()
         for name in known.retained_without(without):
             self.keepers.setdefault(root[name], []).append(index)
@@ -197,13 +205,11 @@ class _Lives:
         instruction = self.program.instructions[index]
         return isinstance(instruction, Compute) and record(instruction.target).moves
 
-    def _makes_another(self, index: int, name: str, before: Sequence[str | None]) -> bool:
-        """Does backward make one more gradient of a storage that an earlier operand shows, too? Not of a part of it; of
-        x * x `temporary` counts both."""
-        instruction, whole = self.program.instructions[index], self.program.largest[self.storage.root[name]].bytes
-        if not isinstance(instruction, Compute) or self.program.largest[name].bytes < whole:
-            return False
-        return name not in before or record(instruction.target).holds is None
+    def _makes_another(self, index: int, name: str, known: InstructionStorage, position: int) -> bool:
+        """Does backward make one more gradient of what an earlier operand shows? `temporary` counts both of x * x."""
+        instruction = self.program.instructions[index]
+        counted = not isinstance(instruction, Compute) or record(instruction.target).holds is not None
+        return not (name in known.operands[:position] and counted)
 
     def spans(self) -> list[Span]:
         last = len(self.program.instructions) - 1
@@ -219,7 +225,7 @@ class _Lives:
         if not self.program.has_backward:
             return [*spans, *self._working()]
         flat = (*flat_weights(self.program, self.storage.regathers), *flat_gradients(self.program, self.accumulates))
-        return [*spans, *self.widened, *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
+        return [*spans, *self._view_gradients(), *self._extras(), *self._working(), *(Span(*entry) for entry in flat)]
 
     def gradients(self) -> list[Span]:
         """Spans of the parameters' gradients, from each one's last use, whose backward comes first. None without a
@@ -258,8 +264,8 @@ class _Lives:
     def _summands(self, held: Held, name: str) -> list[Span]:
         """Spans of what each use but the last adds to the gradient. The last may be several, of views of one tensor."""
         users = list(self.users.get(name, []))
-        if self.used.get(name) in users:
-            users.remove(self.used[name])
+        if self.read.get(name) in users:
+            users.remove(self.read[name])
         return [Span(held, self._mirror(user), self._mirror(user)) for user in users]
 
     def _local(self, name: str) -> LocalTensor:
@@ -282,7 +288,19 @@ class _Lives:
             spans = [Span(held, forward.start, max(forward.last, self._mirror(self.keepers[name][0])))]
         if self.program.value(name).requires_grad:
             grad = Held(name, "gradient", held.bytes)
-            spans += [Span(grad, self._mirror(self.used[name]), self._mirror(maker)), *self._summands(grad, name)]
+            spans += self._gradient(grad, self.read.get(name, self.used[name]), maker)
+        return spans
+
+    def _gradient(self, held: Held, read: int, maker: int) -> list[Span]:
+        """A gradient from its last reader's backward to its maker's, and what others add to it."""
+        return [Span(held, self._mirror(read), self._mirror(maker)), *self._summands(held, held.name)]
+
+    def _view_gradients(self) -> list[Span]:
+        spans = []
+        for name, maker in self.views.items():
+            if self.users.get(name) and self.program.value(name).requires_grad:
+                held = Held(name, "gradient", float(self.program.largest[name].bytes))
+                spans += self._gradient(held, self.read[name], maker)
         return spans
 
     def _extras(self) -> list[Span]:

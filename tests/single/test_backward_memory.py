@@ -185,6 +185,8 @@ STEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "views of one tensor": lambda h: (lambda a: a @ a.transpose(1, 2))(h.view(-1, 16, 16)),
     "one tensor twice": lambda h: (lambda a: a @ a)(h.view(-1, 16, 16)),
     "an expanded view": lambda h: F.normalize(h, dim=1),
+    "parts": lambda h: (lambda a, b: a * F.gelu(b))(*h.chunk(2, 1)),
+    "repeated heads": lambda h: F.relu(h.view(1024, 4, 1, 64).expand(-1, -1, 4, -1).reshape(1024, 16, 64)),
     "cosine similarity": lambda h: F.cosine_similarity(h, h + 1, dim=1),
     "distances": lambda h: torch.cdist(h.view(8, 128, 256), h.view(8, 128, 256)),
     "extremes": lambda h: torch.zeros_like(h).scatter_reduce(1, torch.zeros(1024, 256, dtype=torch.long), h, "amax"),
