@@ -298,9 +298,11 @@ class _Lives:
     def _view_gradients(self) -> list[Span]:
         spans = []
         for name, maker in self.views.items():
-            if self.users.get(name) and self.program.value(name).requires_grad:
+            if name in self.read and self.program.value(name).requires_grad:
                 held = Held(name, "gradient", float(self.program.largest[name].bytes))
-                spans += self._gradient(held, self.read[name], maker)
+                first, *others = self._gradient(held, self.read[name], maker)
+                # that of a copy becomes the view's: it is counted after the copy's backward
+                spans += [first, *others] if self.users[name] else [replace(first, start=first.start + 1)]
         return spans
 
     def _extras(self) -> list[Span]:

@@ -14,6 +14,7 @@ from autoshard.ir.graph import Graph, Op
 from autoshard.ir.mesh import Mesh
 from autoshard.ir.problem import Floats
 from autoshard.rules.algebra.strategy import Strategy
+from autoshard.rules.operators import record
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +108,11 @@ class OperatorBytes:
                 yield place
 
     def _gradients(self, op: Op) -> Iterator[_TensorPlace]:
-        """Operands and results with a gradient, if the operator has a backward."""
+        """Operands and results with a gradient, if the operator has a backward; of a copy only the results, whose
+        gradient becomes the operand's."""
         if self.graph.loss and any(self.graph.tensor(name).requires_grad for name in op.results):
-            without = self.storage.lasting | self.storage.no_gradient
-            yield from (place for root, place in self._once(op) if root not in without)
+            without, moves = self.storage.lasting | self.storage.no_gradient, record(op.target).moves
+            yield from (p for root, p in self._once(op) if root not in without and (p.is_result or not moves))
 
     def _once(self, op: Op) -> Iterator[tuple[str, _TensorPlace]]:
         """Each storage, and its first place."""
