@@ -33,7 +33,7 @@ from autoshard.program.weight_buckets import gradient_ready_at, parameter_paths
 from autoshard.rules.operators import record
 from autoshard.simulation.shared_storage import storage
 from autoshard.simulation.timeline import Held
-from autoshard.simulation.weight_spans import flat_gradients, flat_weights
+from autoshard.simulation.weight_spans import flat_gradients, flat_weights, whole_weights
 from autoshard.simulation.working_memory import saved_extra, working
 
 _PASSES_ON = frozenset({"aten.add", "aten.clone", "aten.to"})
@@ -144,8 +144,7 @@ class _Lives:
         self.program, self.graph, self.accumulates = program, graph, accumulates
         self.storage = storage(program, graph)
         values = [p.value for p in program.parameters]
-        positions = [p for bucket in program.weight_buckets if bucket.retained or bucket.once for p in bucket.gathers]
-        self.whole = {results_of(program.instructions[position])[0] for position in positions}
+        self.whole = whole_weights(program)
         together = [p for bucket in program.weight_buckets if bucket.once for p in bucket.gathers]
         self.once = {results_of(program.instructions[position])[0] for position in together}
         self.ends = backward_ends(

@@ -13,6 +13,12 @@ from autoshard.simulation.working_memory import local_bytes, local_tensor
 Flat = tuple[Held, int, int]  # in memory at steps first <= step <= last
 
 
+def whole_weights(program: Program) -> frozenset[str]:
+    """Gathered weights that stay whole from their first use to the last backward that reads them."""
+    buckets = [bucket for bucket in program.weight_buckets if bucket.retained or bucket.once]
+    return frozenset(step.result for bucket in buckets for step in _steps(program, bucket.gathers))
+
+
 def flat_weights(program: Program, repeats: dict[int, tuple[int, ...]]) -> Iterator[Flat]:
     """`repeats[i]`: what the backward of instruction i gathers again. A gather's flat tensor lives from where the block
     before it (in backward: after it) comes into use to the last of its weights, what is sent to the first of them."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoshard.cluster.hardware import load_hardware
+from autoshard.constraints.step_request import StepRequest
 from autoshard.emit import emit
 from autoshard.formulation.planning_context import PlanningContext
 from autoshard.graph_capture.capture import capture
@@ -17,11 +18,13 @@ from autoshard.ir.mesh import Mesh
 from autoshard.ir.plan import Plan
 from autoshard.program.lower import lower
 from autoshard.rules.algebra.strategy import Strategy
+from autoshard.search.fixed_step import predicted, with_step
 from autoshard.search.fixed_styles import random_plan
 from autoshard.search.search_request import SearchRequest
 from autoshard.search.select_plan import search
 from autoshard.simulation.memory_curve import plan_memory
 from autoshard.verification.ranks.rank_processes import run_processes
+from autoshard.whole_step_search.optimizer_shards import ZeroRequest, with_shards
 from tests.hangs import HANGS
 from tests.memory_worker import PHASES
 from tests.models import NAMES
@@ -45,6 +48,14 @@ def smallest(mesh: Mesh) -> tuple[Graph, Plan]:
     """Weights, gradients and optimizer state are stored in shards and gathered for use."""
     graph = gpt2()
     return graph, search(graph, HARDWARE, SearchRequest(mesh, level=1))
+
+
+def recomputed(mesh: Mesh) -> tuple[Graph, Plan]:
+    """Whole weights, gathered once a step, stay while blocks are recomputed."""
+    graph, step = gpt2(), StepRequest(recompute="full")
+    plan = search(graph, HARDWARE, SearchRequest(mesh, strategy="megatron", step=step))
+    plan = with_shards(with_step(plan, graph, step), graph, HARDWARE, ZeroRequest(1))
+    return graph, predicted(plan, graph)
 
 
 def forced(build: Callable[[], Graph], target: str, variant: str, seed: int = 0) -> Make:
@@ -74,7 +85,7 @@ MORE: dict[str, Make] = {
     "normalised images": forced(images, "aten.batch_norm", "synchronised_batch_norm"),
     "experts": lambda mesh: (graph := capture(NAMES["mixtral"], {}), search(graph, HARDWARE, SearchRequest(mesh))),
 }
-GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 1)}
+GRID: dict[str, Make] = {"megatron": megatron(), "random": forced(gpt2, "", "", 1), "recomputed": recomputed}
 
 
 @pytest.mark.processes
@@ -102,7 +113,7 @@ def written(make: Make, mesh: Mesh, folder: Path) -> float:
     for name, text in emit(program, plan, graph).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    return max(plan_memory(program, graph).bytes)
+    return plan.step.predicted_peak_bytes or max(plan_memory(program, graph).bytes)
 
 
 def peaks(ranks: Sequence[dict[str, dict[str, list[int]]]]) -> dict[str, float]:

@@ -143,8 +143,8 @@ def step_gradients(model: RankModel, batches: Sequence[Sequence[Tensor]], scaler
     if len(batches) > 1:
         shares = _shares(model, batches)
     losses = []
-    after = len(batches) if source.ZERO == 1 else 1
-    together = partial(gathered_together, mesh, parameters, source.WEIGHT_BUCKETS, after)
+    after, backwards = (len(batches) if source.ZERO in levels else 1 for levels in ((1,), (0, 1, 2)))
+    together = partial(gathered_together, mesh, parameters, source.WEIGHT_BUCKETS, after, backwards)
     nothing = contextlib.nullcontext
     reduction = reducing(mesh, parameters, model.buckets, len(batches), others_complete=True)
     with reduction, together() if source.ZERO < 3 else nothing():

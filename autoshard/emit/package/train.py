@@ -221,7 +221,7 @@ def weights_of_step(
     part; `count`: how many run here."""
     with contextlib.ExitStack() as stack:
         after = count if ZERO == 1 else 1
-        lines = [stack.enter_context(gathered_together(mesh, parameters, buckets, after)) for buckets in parts]
+        lines = [stack.enter_context(gathered_together(mesh, parameters, buckets, after, count)) for buckets in parts]
         gathered_ahead(lines, waits=STAGES > 1 and mesh.stages.index > 0)
         yield
 

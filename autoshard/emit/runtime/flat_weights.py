@@ -34,13 +34,16 @@ Buckets = Sequence[tuple[Sequence[str], Mapping[torch.dtype, Sequence[str]], int
 
 @contextlib.contextmanager
 def gathered_together(
-    mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, scattered_after: int = 1
-) -> Iterator[Line]:
-    """Context of a forward and its backward; of those of all micro-batches, if weights are gathered once a step.
+    mesh: ParallelMesh, parameters: Mapping[str, nn.Parameter], buckets: Buckets, scattered_after: int = 1,
+    backwards: int = 1,
+) -> Iterator[Line]:  # fmt: skip
+    """Context of a forward and its backward; of those of all micro-batches, `backwards`, if weights are gathered once a
+    step. No whole weight outlives its last backward.
 
     A bucket: axis names, the names of its weights by their dtype in use, the number of its block, and whether they stay
     whole from forward to backward. Their gradients are added up over `scattered_after` backwards."""
     line = Line(mesh, parameters, buckets, scattered_after=scattered_after)
+    line.backwards = backwards
     try:
         yield line
         line.finish()
@@ -68,6 +71,7 @@ class Line:
         scattered_after: int = 1,
     ) -> None:  # fmt: skip
         self.number, self.scattered_after = number, scattered_after  # number: among several
+        self.backwards = 0  # after which no weight is used; 0: any number
         self.buckets: list[_Bucket] = []
         self.scattering: list[_Bucket] = []  # of one block
         self.next: Line | None = None  # the next part's, which starts as the last block here comes into use
@@ -218,6 +222,9 @@ class _Bucket:
         for place, part in zip(weight.places(self.flat_gradient, self.gradient_starts), parts, strict=True):
             place.view(part.shape).add_(part) if weight.backwards else place.view(part.shape).copy_(part)
         weight.backwards += 1
+        weight.done += 1
+        if weight.done == self.line.backwards:
+            weight.let_go()
         self.arrived += 1
         if self.arrived == len(self.weights) * self.line.scattered_after:
             self.line.scatter(self)
@@ -257,12 +264,12 @@ class _Bucket:
 
 class Weight:
     """One weight of a bucket, used in `dtype`. `uses`: the backwards that gather it again; `counts`: the numbers that
-    each device holds; `backwards`: those that have added to its gradient since the last scatter."""
+    each device holds; `backwards`: those that have added to its gradient since the last scatter, `done`: in all."""
 
     def __init__(self, bucket: _Bucket, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> None:
         self.bucket, self.name, self.parameter, self.dtype = bucket, name, parameter, dtype
         self.leaf = local(parameter)
-        self.uses, self.backwards = 0, 0
+        self.uses, self.backwards, self.done = 0, 0, 0
         self.whole: Tensor | None = None  # of a bucket that stays whole
         self.counts = _counts(self.leaf, parameter, bucket.axis)
         cast(Any, self.leaf).weight = self

@@ -52,6 +52,7 @@ from autoshard.simulation.step_timeline import (
 from autoshard.simulation.steps.placed_step import PlacedCosts, simulate_places
 from autoshard.simulation.steps.server_step import server_account, worker_program
 from autoshard.simulation.timeline import Timeline, Timing
+from autoshard.simulation.weight_spans import whole_weights
 from autoshard.simulation.working_memory import local_bytes
 
 STAGE_AXIS = "pp"
@@ -453,7 +454,7 @@ class _MeasuredPart:
         inside = {*called_in(self.part, policy.module)}
         outside = {
             name for i, step in enumerate(self.part.instructions) if i not in inside for name in reads_of(step) if name
-        } | {*self.part.outputs}
+        } | {*self.part.outputs, *whole_weights(self.part)}
         run, dear = self._rerun(policy)
         starts = self.timeline.starts
         seconds = math.fsum(starts[i + 1] - starts[i] for i in run)  # what the host takes, too
