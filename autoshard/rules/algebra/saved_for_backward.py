@@ -63,7 +63,7 @@ def _mixed(op: Op, operands: Operands, results: list[Tensor]) -> Kept:
 # What autograd keeps of the operators of ATen that say nothing in their record
 SAVED: tuple[tuple[str, Saves], ...] = (
     (
-        "ceil clone fill floor frac fix mT positive round rsub sign t tril triu trunc view "
+        "ceil clone fill floor frac mT positive round rsub sign t tril triu trunc view "
         "feature_dropout im2col pixel_shuffle pixel_unshuffle _upsample_nearest_exact1d _upsample_nearest_exact2d "
         "_upsample_nearest_exact3d upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d "
         "upsample_nearest2d upsample_nearest3d upsample_trilinear3d",

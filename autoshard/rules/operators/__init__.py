@@ -33,7 +33,7 @@ KINDS = (
 _KNOWN = {target: known for kind in KINDS for target, known in kind.OPERATORS.items()}
 _SAVED = {f"aten.{name}": saves for names, saves in SAVED for name in names.split()}
 OPERATORS: dict[str, Operator] = _KNOWN | {
-    target: replace(_KNOWN.get(target, Operator()), saves=saves) for target, saves in _SAVED.items()
+    target: replace(_KNOWN[target], saves=saves) for target, saves in _SAVED.items()
 }
 VARIANTS: dict[str, OperatorVariant] = {
     name: record for kind in KINDS for name, record in getattr(kind, "VARIANTS", {}).items()
