@@ -94,7 +94,6 @@ FORMULAS: list[tuple[str, Formulas]] = [
     ("fmod remainder", {1: 2}),  # -g * x.div(y, rounding_mode=...)
     ("maximum minimum", {1: 1.5, 0: 1.5}),  # where(x == y, g / 2, g).masked_fill_(x > y, 0)
     ("xlogy", {1: 1, 0: 1.75}),  # g * x / y, xlogy(g, y).masked_fill((x == 0) & (y <= 0), 0)
-    ("hypot", {0: 1, 1: 1}),  # g * (x / y)
     ("logaddexp", {1: 3, 0: 3}),  # g / (1 + exp(y - x))
     ("atan2", {0: 3, 1: 5}),  # g * (x / (x * x + y * y)), of both together
     ("addcmul", {1: 1, 2: 1}),  # g * (y * value)
@@ -158,7 +157,7 @@ OPERATORS: dict[str, Operator] = {
     "aten.clamp_min": Operator(rule=elementwise, spelling="{0}.clamp(min={min})"),
     "aten.clone": Operator(rule="... -> ... | linear: 0", spelling="{0}.clone()", keeps_name=True, moves=True),
     "aten.copysign": Operator(saves=keeps(0, results=(0,)), in_torch=True),
-    **each("hardshrink hypot isclose isin lgamma logaddexp", Operator(in_torch=True)),
+    **each("hardshrink isclose isin lgamma logaddexp", Operator(in_torch=True)),
     "aten.cos": Operator(rule=elementwise, saves=FIRST, order="operand", spelling="{0}.cos()"),
     "aten.cosh": Operator(autocast="high", spelling="{0}.cosh()"),
     "aten.detach": Operator(
